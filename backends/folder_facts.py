@@ -103,6 +103,8 @@ class FolderFacts:
     outputs: tuple[str, ...] = ()  # the names of a PyTorch model's outputs, in order
     task: Task | None = None  # the task of an encoder with a head
     keeps_blocks: bool = False  # whether it multiplies by the quantized blocks of its source
+    rounds: bool = False  # whether products round activations to 8 bits
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # files of adapters to select at run time, by name
 
     @property
     def model(self) -> Path:

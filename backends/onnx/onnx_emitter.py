@@ -15,7 +15,7 @@ from onnx.helper import find_min_ir_version_for, make_opsetid
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Growth
-from weft.ir.recipes import Recipe
+from weft.ir.recipes import Literal, Recipe
 from weft.ir.recipes.readers import find_switched_tensors
 from weft.ir.types import Shape, TensorType, dtypes, sizes
 from weft.ir.types.dtypes import DType
@@ -308,8 +308,10 @@ class OnnxEmitter:
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):
-                copied = isinstance(s, Poly) and i < len(source) and source[i] == s
-                spelled.append(s if isinstance(s, int) else 0 if copied else -1)
+                copied = source[i : i + 1] == (s,)
+                # Of integers only one token per batch row, which may be several at run time (`_open_axis`).
+                copied &= isinstance(s, Poly) or ((i, s) == (1, 1) and shape[:1] == source[:1])
+                spelled.append(0 if copied else s if isinstance(s, int) else -1)
             sums = any(isinstance(s, Poly) and len(s.terms) > 1 for s in shape)
             if spelled.count(-1) <= 1 - sums:
                 return self.constant(spelled)
@@ -354,10 +356,33 @@ class OnnxEmitter:
             if result.type is None:
                 self._declare(result, get_storage_type(value.type))
 
-    def list_adapter_inputs(self) -> list[StreamedInitializer]:
-        """Return the weights that are also graph inputs, so that an adapter can replace them at run time."""
-        tensors = find_switched_tensors(self.graph.reader)
-        return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
+    def list_optional_inputs(self) -> list[onnx.Value]:
+        """Return the weights that are also graph inputs, so that a caller or an adapter can replace them at run time.
+        Literals are replaceable only in ONNX Runtime on a CPU, where weft uses this."""
+        tensors, values = find_switched_tensors(self.graph.reader), []
+        opens = self.target.contrib and self.target.device == "cpu"
+        for weight in self.weights.values():
+            if isinstance(weight.recipe, Literal) and weight.recipe.replaceable:
+                if opens and self._open_axis(weight.value):
+                    values.append(weight.value)
+            elif tensors is not None and tensors.reads_slots(weight.recipe.sources()):
+                values.append(weight.value)
+        return values
+
+    def _open_axis(self, value: onnx.Value) -> bool:
+        """Replace the size 1 of axis 1 of the weight `value`, and of all values that depend on it, by a symbol, so that
+        ONNX Runtime allocates their sizes at run time; not of outputs, whose shape onnxruntime-genai relies on. Return
+        False, and change nothing, if a node would not accept another size."""
+        dependent, size = {value}, f"{value.name}_size"
+        for node in self.nodes:
+            if not dependent.isdisjoint(node.inputs):
+                dependent.update(node.outputs)
+                if node.op_type in ("Reshape", "Expand", "Squeeze") and not _accepts_any_axis(node):
+                    return False
+        for v in dependent:
+            if v.name not in self.graph.outputs and v.shape is not None and v.shape[1:2] == (1,):
+                v.shape = onnx.Shape([v.shape[0], size, *v.shape[2:]])
+        return True
 
     def build_model(self) -> onnx.Model:
         """Return the ONNX model. Its weights are initializers without data; `export.write_models` or `serialize_model`
@@ -378,7 +403,7 @@ class OnnxEmitter:
         constants = [c for c in self.constants.values() if c.uses() or c in outputs]
         initializers = [*constants, *(w.value for w in self.weights.values())]
         graph = onnx.Graph(
-            [*self.inputs, *(w.value for w in self.list_adapter_inputs())],
+            [*self.inputs, *self.list_optional_inputs()],
             outputs,
             nodes=self.nodes,
             initializers=initializers,
@@ -417,6 +442,15 @@ def _find_first_opset(operator: str, operands: int, attributes: frozenset[str]) 
             if operands <= schema.max_input and attributes <= schema.attributes.keys():
                 return opset
     raise WeftError(f"no opset of onnx has the operator {operator} with {operands} operands")
+
+
+def _accepts_any_axis(node: onnx.Node) -> bool:
+    """Return whether a Reshape copies axis 1, or flattens or copies the shape of a tensor."""
+    shape = node.inputs[1] if node.op_type == "Reshape" else None
+    if shape is None or shape.const_value is None:
+        return shape is not None and (maker := shape.producer()) is not None and maker.op_type == "Shape"
+    sizes_: list[int] = shape.const_value.numpy().tolist()
+    return sizes_[1:2] == [0] or sizes_[0] == -1
 
 
 def emit_once(emit: Callable[Concatenate[OnnxEmitter, P], T]) -> Callable[Concatenate[OnnxEmitter, P], T]:

@@ -8,7 +8,7 @@ outside of `torch`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..target import TARGETS
 from .compiled_folder import read_facts
@@ -54,5 +54,10 @@ def load(
     from .core.generation import Generator
     from .core.sampler import TokenRules
 
-    forced = TokenRules(**facts.forced)
-    return Generator(model, stop_ids=facts.eos, folder=facts.folder, forced=forced, defaults=facts.defaults)
+    options: dict[str, Any] = {"stop_ids": facts.eos, "folder": facts.folder, "defaults": facts.defaults}
+    options["forced"] = TokenRules(**facts.forced)
+    generator = Generator(model, **options)
+    for name, path in facts.adapters.items():
+        generator.adapters[name] = Generator(model.select_adapter(name, path), **options)
+        generator.adapters[name].prefixes = generator.prefixes
+    return generator

@@ -82,7 +82,7 @@ def _read_weft_folder(folder: Path) -> FolderFacts:
         optional["defaults"] = read_sampling_defaults(sampling) | ({} if most is None else {"max_tokens": most})
     if "outputs" in data:
         optional["outputs"] = tuple(data.get("outputs", list[str]))
-    caches = data.records("cache", [])
+    caches, adapters = data.records("cache", []), data.get("adapters", dict[str, str], {})
     return FolderFacts(
         folder=folder,
         files=tuple(folder / name for name in data.get("models", list[str], TARGETS[target].files(kind))),
@@ -94,7 +94,9 @@ def _read_weft_folder(folder: Path) -> FolderFacts:
         compares=data.flag("compares_tokens", False),
         compares_above=data.integer("compares_above", 0, least=0),
         keeps_blocks=bool(data.text("kept_blocks", "")),
+        rounds=data.choice("arithmetic", ("", "int8"), "") == "int8",
         states=read_states(data),
+        adapters={name: _resolve_file(folder / MANIFEST, file) for name, file in adapters.items()},
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **optional,
     )

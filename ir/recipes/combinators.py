@@ -37,11 +37,13 @@ class Source(Recipe):
 
 @dataclass(frozen=True)
 class Literal(Recipe):
-    """A literal tensor: `values` in row-major order, of shape `dims`."""
+    """A literal tensor: `values` in row-major order, of shape `dims`. If it is `replaceable`, an ONNX model has an
+    optional input for it: a caller may give other values, any number of them along the last axis."""
 
     trained: ClassVar[bool] = False
     values: tuple[float | int | bool, ...]
     dims: tuple[int, ...] = ()
+    replaceable: bool = False
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         if math.prod(self.dims) != len(self.values):

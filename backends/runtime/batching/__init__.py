@@ -14,11 +14,18 @@ from .running import RunningBatch
 from .static import StaticBatch
 
 
-def new_batch(decoder: CachedDecoder[Any], most: int, quantum: int = 256, prefixes: PrefixCache | None = None) -> Batch:
+def new_batch(
+    decoder: CachedDecoder[Any],
+    most: int,
+    quantum: int = 256,
+    prefixes: PrefixCache | None = None,
+    prompt_lookup: int = 0,
+) -> Batch:
     """Return an empty batch that decodes at most `most` answers of `decoder` at a time. For an encoder-decoder it is a
     `StaticBatch`: the answers of a batch begin together. Otherwise it is a `RunningBatch`: answers join while others
-    decode, and after `quantum` tokens an answer gives up its row if another answer waits;
-    answers begin with the caches that `prefixes` (None: nothing) stores for the beginning of their prompts."""
+    decode, and after `quantum` tokens an answer gives up its row if another answer waits. Prompts begin with the caches
+    that `prefixes` (None: none) has for them. A greedy answer that decodes alone has drafts of up to `prompt_lookup`
+    tokens, while they save time."""
     if decoder.start is not None:
         return StaticBatch(decoder, most)
-    return RunningBatch(decoder, most, quantum, prefixes=prefixes)
+    return RunningBatch(decoder, most, quantum, prefixes=prefixes, prompt_lookup=prompt_lookup)

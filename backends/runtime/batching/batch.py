@@ -24,6 +24,7 @@ class Batch(ABC):
         self.decoder, self.most = decoder, most
         self.waiting: deque[Answer] = deque()
         self.read_tokens = 0  # prompt tokens read so far; a resumed answer counts again
+        self.drafted_tokens = self.accepted_tokens = 0  # of prompt look-up
 
     @property
     @abstractmethod

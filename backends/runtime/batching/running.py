@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from weft.ir.errors import WeftError
 
-from ..core.answers import Answer
+from ..core.answers import Answer, verify_drafts
 from ..core.batch_context import BatchContext
 from ..core.decoder import CachedDecoder
 from ..core.prefixes import PrefixCache
+from ..core.speculation import ThriftyDrafts
 from .batch import Batch, draw_token
 
 # Prompt tokens read between two decode steps; decoding rows wait meanwhile.
@@ -33,6 +35,7 @@ class _Row:
     read: int = 0
     resumed_at: int = 0  # tokens of the answer when it got the row
     is_saved: bool = False  # `sequence` is among the prefixes
+    drafts: ThriftyDrafts | None = None
 
     @property
     def decodes(self) -> bool:
@@ -62,11 +65,14 @@ class RunningBatch(Batch):
         quantum: int = 256,
         compact: bool | None = None,
         prefixes: PrefixCache | None = None,
+        prompt_lookup: int = 0,
     ) -> None:
         super().__init__(decoder, most)
-        self.prefixes = PrefixCache(decoder, 0) if prefixes is None else prefixes
+        self.prefixes = PrefixCache(0) if prefixes is None else prefixes
         self.quantum = quantum
         self._compact = decoder.device_type == "cpu" if compact is None else compact
+        # Drafts are verified in the first rows, where compact batches keep the decoding rows.
+        self._prompt_lookup = prompt_lookup if self._compact and decoder.drafts_pay else 0
         self._rows: list[_Row | None] = [None] * most
         self._context: BatchContext | None = None
 
@@ -126,11 +132,13 @@ class RunningBatch(Batch):
         if reading is None:
             for at, row in enumerate(group, first):
                 context.clear_row(at)
-                row.read = self.prefixes.load(context, at, row.sequence) if row.read else 0
+                row.read = self.prefixes.load(self.decoder, context, at, row.sequence) if row.read else 0
                 if not row.resumed_at:
                     row.answer.result.timings.cached_tokens = row.read
         while True:
-            parts = [row.sequence[row.read : row.read + budget] for row in group]
+            # No call of one token at the end of a prompt: it would round differently, see `CachedDecoder.rounds`.
+            count = budget - (len(group[0].sequence) - group[0].read == budget + 1 > 2)
+            parts = [row.sequence[row.read : row.read + count] for row in group]
             logits = context.append(first, parts)
             for row, part in zip(group, parts, strict=True):
                 row.read += len(part)
@@ -155,7 +163,7 @@ class RunningBatch(Batch):
         while len(rows) < min(free, len(self.waiting)):
             answer = self.waiting[len(rows)]
             row = _Row(answer, [*answer.begin, *answer.result.tokens], 0, len(answer.result.tokens))
-            longest, row.read = max(longest, len(row.sequence)), self.prefixes.count(row.sequence)
+            longest, row.read = max(longest, len(row.sequence)), self.prefixes.count(self.decoder, row.sequence)
             if rows and (not self.decoder.padded or longest * (len(rows) + 1) > budget or row.read):
                 break
             rows.append(row)
@@ -181,7 +189,7 @@ class RunningBatch(Batch):
         for at, row in enumerate(self._rows if self.decoder.can_rewind else ()):
             if row is not None and row.decodes and not row.is_saved:
                 assert self._context is not None
-                self.prefixes.save(self._context, at)
+                self.prefixes.save(self.decoder, self._context, at, len(self._get_row(at).sequence))
                 row.is_saved = True
 
     # -- steps
@@ -201,8 +209,14 @@ class RunningBatch(Batch):
             return failed
         answers, tokens = [self._get_row(at).answer for at in rows], np.zeros(self.most, np.int64)
         tokens[rows] = [answer.result.tokens[-1] for answer in answers]
+        drafts = self._get_drafts(rows)
+        if drafts is not None and self._verify_drafts(context, answers[0], drafts):
+            return failed + answers
         if self._compact:
+            start = perf_counter()
             scores = context.step_first(tokens[: len(rows)])
+            if drafts is not None:
+                drafts.record(0, 0, perf_counter() - start)
         else:
             active = np.zeros(self.most, np.bool_)
             active[rows] = True
@@ -210,6 +224,26 @@ class RunningBatch(Batch):
         drawn = zip(rows, answers, strict=True)
         self._remove_answers([answer for at, answer in drawn if not draw_token(answer, scores[at])])
         return failed + answers
+
+    def _get_drafts(self, rows: Sequence[int]) -> ThriftyDrafts | None:
+        """Return the drafts of the only row that decodes, if it does so greedily; None in other cases."""
+        row = self._get_row(rows[0])
+        if not self._prompt_lookup or len(rows) > 1 or row.answer.sampler.sampling.temperature:
+            return None
+        row.drafts = row.drafts or ThriftyDrafts(self._prompt_lookup)
+        return row.drafts
+
+    def _verify_drafts(self, context: BatchContext, answer: Answer, drafts: ThriftyDrafts) -> bool:
+        """Decode `answer`, in the first row, by drafts; return False, and run nothing, if there are none."""
+        timings = answer.result.timings
+        before = timings.drafted_tokens, timings.accepted_tokens
+        token, active = np.array(answer.result.tokens[-1:]), np.ones(1, np.bool_)
+        if not verify_drafts(context, [answer], [drafts], token, active, draw_token):
+            return False
+        self.drafted_tokens += timings.drafted_tokens - before[0]
+        self.accepted_tokens += timings.accepted_tokens - before[1]
+        self._remove_answers([] if active[0] else [answer])
+        return True
 
     # -- rows
 
@@ -238,7 +272,7 @@ class RunningBatch(Batch):
         context if no answer is left and it has more than the minimum capacity."""
         answer, decoding = self._get_row(at).answer, self._get_row(at).decodes
         if decoding and answer.error is None and self._context is not None:
-            self.prefixes.save(self._context, at)
+            self.prefixes.save(self.decoder, self._context, at, len(self._get_row(at).sequence))
         self._rows[at] = None
         if self._compact:
             last = max((i for i, row in enumerate(self._rows) if row is not None and row.decodes), default=-1)

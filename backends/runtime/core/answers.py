@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -128,33 +129,43 @@ def add_tokens(
 
 
 def verify_drafts(
-    context: BatchContext, answers: Sequence[Answer], drafts: Sequence[Drafts], tokens: Ints, active: Bools
-) -> None:
-    """Draft tokens for the active rows, and verify the drafts by one model call. Until it ends, each answer gets the
-    tokens that the model draws: the draft up to the first difference, then one more. `tokens` [rows] has the last token
-    of each row. Update `tokens`, `active`, the timings, and the cached lengths of `context`."""
+    context: BatchContext,
+    answers: Sequence[Answer],
+    drafts: Sequence[Drafts],
+    tokens: Ints,
+    active: Bools,
+    draw: Callable[[Answer, Floats], object] = Answer.draw_token,
+) -> bool:
+    """Draft tokens for the active rows, and verify the drafts by one model call; return False, and run nothing, if
+    there are none. Until it ends, each answer gets the tokens that the model draws: the draft up to the first
+    difference, then one more. `answers` are in the first rows of `context`, and `tokens` [answers] has the last token
+    of each. Update `tokens`, `active`, the timings, and the cached lengths of `context`. `draw` may store an error of a
+    draw in the answer instead of raising it."""
     timings, starts = answers[0].result.timings, context.lengths.copy()
-    inputs: list[list[int]] = [[] for _ in answers]
+    inputs: list[list[int]] = [[] for _ in starts]
     for at in np.flatnonzero(active).tolist():
         answer = answers[at]
         # The last token drawn is never fed back, and the current token takes a cache slot itself.
         room = min(answer.limit - len(answer.result.tokens), context.capacity - int(starts.max())) - 1
         inputs[at] = [int(tokens[at]), *drafts[at].propose([*answer.begin, *answer.result.tokens], room)]
     if max(map(len, inputs)) == 1:
-        timings.decoded_tokens += add_tokens(answers, Answer.draw_token, context.step(tokens, active), tokens, active)
-        return
+        return False
+    begin = perf_counter()
     logits = context.extend_all(inputs)
+    seconds = perf_counter() - begin
     for at in np.flatnonzero(active).tolist():
         answer, draft, count = answers[at], inputs[at][1:], 0
         for scores, expected in zip(logits[at], [*draft, None], strict=True):
             count += 1
-            tokens[at] = answer.draw_token(scores)
-            if answer.result.finish is not None or tokens[at] != expected:
+            draw(answer, scores)
+            tokens[at] = answer.result.tokens[-1]
+            active[at] = answer.result.finish is None and answer.error is None
+            if not active[at] or tokens[at] != expected:
                 break
-        drafts[at].adapt_length(len(draft), count - 1)
+        drafts[at].record(len(draft), count - 1, seconds)
         timings.drafted_tokens += len(draft)
         timings.accepted_tokens += count - 1
         timings.decoded_tokens += count
         starts[at] += count
-        active[at] = answer.result.finish is None
     context.rewind(starts)
+    return True

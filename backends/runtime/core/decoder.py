@@ -27,16 +27,22 @@ class CachedDecoder(ABC, Generic[C]):
 
     - start: a tuple of the token that begins every row of an encoder-decoder; None if a row begins with its prompt
     - max_prompt: the maximum length of a prompt in tokens; for an encoder-decoder that of a source, `max_source`
-    - every_position: a model call returns the logits of all new tokens, not only of the last token
+    - every_position: a model call can return the logits of all new tokens, not only of the last token
     - padded: the rows of a model call may have different numbers of new tokens
     - can_rewind: rows can drop their last tokens, which recurrent states and rolling caches cannot
     - compares: tokens of a model call compete, for example for the capacity of experts
+    - adapter: the name of the adapter that its runs use; "" for the base model
+    - rounds: activations are rounded to 8 bits, which amplifies differences between calls of one and of several tokens
+    - drafts_pay: it can verify drafts, and does so for one row in little more time than a decode step takes
     """
 
     every_position: bool
     padded: bool
     can_rewind: bool
     compares: bool = False
+    rounds: bool = False
+    drafts_pay: bool = False
+    adapter: str = ""
     sound: Sound | None = None  # the kind of sound that prompts are; None for text
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:

@@ -41,16 +41,16 @@ class _Entry:
 
 
 class PrefixCache:
-    """The caches of prefixes of `decoder`, at most `limit` MiB on its device; the least recently used entries go first.
+    """The caches of prefixes of a decoder and its adapters, at most `limit` MiB on its device; the least recently used
+    entries go first.
 
     It stores nothing if `limit` is 0, for encoder-decoders, and if the tokens of a model call compete, because then the
     caches depend on how a prompt was split into calls. `hits` counts loads, `tokens` the tokens that they saved, and
     `nbytes` is the size of the entries.
     """
 
-    def __init__(self, decoder: CachedDecoder[Any], limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = LIMIT) -> None:
         self.limit, self.nbytes, self.hits, self.tokens = limit, 0, 0, 0
-        self._decoder = decoder
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
 
     def clear(self) -> None:
@@ -58,16 +58,16 @@ class PrefixCache:
         self._entries.clear()
         self.nbytes = 0
 
-    def count(self, prompt: Sequence[int]) -> int:
-        """Return the number of tokens at the start of `prompt` that `load` would copy; the last token never counts,
-        because its logits are needed."""
-        keys = self._match(prompt)
+    def count(self, decoder: CachedDecoder[Any], prompt: Sequence[int]) -> int:
+        """Return the number of tokens at the start of `prompt` that `load` would copy. The last two never count:
+        the logits of the last one are needed, by a call of several tokens as without stored caches."""
+        keys = self._match(decoder, prompt)
         return self._entries[keys[-1]].end if keys else 0
 
-    def load(self, context: BatchContext, row: int, prompt: Sequence[int]) -> int:
-        """Replace the tokens of batch row `row` by the longest stored prefix of `prompt`; return its length. The row is
-        unchanged if that is 0."""
-        if not (keys := self._match(prompt)):
+    def load(self, decoder: CachedDecoder[Any], context: BatchContext, row: int, prompt: Sequence[int]) -> int:
+        """Replace the tokens of batch row `row` of a `context` of `decoder` by the longest stored prefix of `prompt`;
+        return its length. The row is unchanged if that is 0."""
+        if not (keys := self._match(decoder, prompt)):
             return 0
         entries = [self._entries[key] for key in keys]
         context.write_row(row, prompt[: entries[-1].end], [(entry.start, entry.tensors) for entry in entries])
@@ -76,12 +76,16 @@ class PrefixCache:
         self.tokens += entries[-1].end
         return entries[-1].end
 
-    def save(self, context: BatchContext, row: int) -> None:
-        """Store the tokens of batch row `row`, except parts that are stored already or exceed the limit."""
-        if not (self.limit and self._decoder.shares_prefixes) or not (tokens := context.get_tokens(row)):
+    def save(self, decoder: CachedDecoder[Any], context: BatchContext, row: int, prompt: int) -> None:
+        """Store the tokens of batch row `row` of a `context` of `decoder`, except parts that are stored already or
+        exceed the limit. If the decoder `rounds`, decode steps compute other caches than a prefill: then
+        store only the first `prompt` tokens, which ran as one, and no states."""
+        if not (self.limit and decoder.shares_prefixes) or (decoder.rounds and not decoder.can_rewind):
             return
-        ends = range(BLOCK, len(tokens) + 1, BLOCK) if self._decoder.can_rewind else [len(tokens)]
-        keys, start = list(_hash_prefixes(tokens, ends)), 0
+        if not (tokens := context.get_tokens(row)[: prompt if decoder.rounds else None]):
+            return
+        ends = range(BLOCK, len(tokens) + 1, BLOCK) if decoder.can_rewind else [len(tokens)]
+        keys, start = list(_hash_prefixes(decoder, tokens, ends)), 0
         self._touch(keys)
         for key, end in zip(keys, ends, strict=True):
             if key not in self._entries:
@@ -97,15 +101,15 @@ class PrefixCache:
             start = end
         self._touch(keys)
 
-    def _match(self, prompt: Sequence[int]) -> list[bytes]:
-        """Return the keys of the entries that together are the longest stored prefix of `prompt[:-1]`."""
+    def _match(self, decoder: CachedDecoder[Any], prompt: Sequence[int]) -> list[bytes]:
+        """Return the keys of the entries that together are the longest stored prefix of `prompt[:-2]`."""
         if not (self.limit and self._entries):
             return []
-        if not self._decoder.can_rewind:
-            ends = sorted({entry.end for entry in self._entries.values() if entry.end < len(prompt)})
-            return [key for key in _hash_prefixes(prompt, ends) if key in self._entries][-1:]
+        if not decoder.can_rewind:
+            ends = sorted({entry.end for entry in self._entries.values() if entry.end < len(prompt) - 1})
+            return [key for key in _hash_prefixes(decoder, prompt, ends) if key in self._entries][-1:]
         keys = list[bytes]()
-        for key in _hash_prefixes(prompt, range(BLOCK, len(prompt), BLOCK)):
+        for key in _hash_prefixes(decoder, prompt, range(BLOCK, len(prompt) - 1, BLOCK)):
             if key not in self._entries:
                 break
             keys.append(key)
@@ -127,9 +131,9 @@ class PrefixCache:
         return True
 
 
-def _hash_prefixes(tokens: Sequence[int], ends: Iterable[int]) -> Iterator[bytes]:
-    """Yield the hash of `tokens[:end]` for each of the ascending `ends`."""
-    ids, digest, start = np.array(tokens, np.int64), hashlib.sha256(), 0
+def _hash_prefixes(decoder: CachedDecoder[Any], tokens: Sequence[int], ends: Iterable[int]) -> Iterator[bytes]:
+    """Yield the hash of the adapter of `decoder` and `tokens[:end]` for each of the ascending `ends`."""
+    ids, digest, start = np.array(tokens, np.int64), hashlib.sha256(decoder.adapter.encode()), 0
     for end in ends:
         digest.update(ids[start:end].tobytes())
         start = end

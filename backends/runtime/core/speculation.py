@@ -22,6 +22,8 @@ from .sampler import check_count
 
 LONGEST, SHORTEST = 4, 2  # tokens of the n-grams that are looked up
 MAX_PAUSE = 16
+MOST = 8  # tokens of a draft by default
+TRIAL_SHARE, MOST_CREDIT = 0.01, 8.0  # decode steps: for trials, per step; saved ones that trials may use up
 
 
 class Drafter(ABC):
@@ -39,9 +41,10 @@ class Drafter(ABC):
 class PromptLookup(Drafter):
     """A drafter by prompt look-up (Saxena 2023): it finds the longest n-gram (2 to 4 tokens) at the end of the sequence
     that occurred before, and proposes the tokens that followed its last earlier occurrence, repeated if there are too
-    few. Without such an n-gram it proposes nothing."""
+    few. Without such an n-gram, of at least `shortest` tokens, it proposes nothing."""
 
     def __init__(self) -> None:
+        self.shortest = SHORTEST
         self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> end of its last occurrence
         self._indexed = 0
 
@@ -50,7 +53,7 @@ class PromptLookup(Drafter):
             for n in range(SHORTEST, min(LONGEST, end) + 1):
                 self._follows[tuple(tokens[end - n : end])] = end
         self._indexed = len(tokens)
-        for n in range(min(LONGEST, len(tokens)), SHORTEST - 1, -1):
+        for n in range(min(LONGEST, len(tokens)), self.shortest - 1, -1):
             if (at := self._follows.get(tuple(tokens[-n:]))) is not None:
                 return list(islice(cycle(tokens[at:]), most))
         return []
@@ -82,16 +85,17 @@ class Assistant(Drafter):
 
 @dataclass(frozen=True)
 class Speculation:
-    """The settings of speculative decoding: drafts of at most `prompt_lookup_num_tokens` tokens by prompt look-up, or
-    of at most `num_assistant_tokens` by the model `assistant`. Its truth value is False if neither is set. Raises
-    WeftError on a value outside its range, if both are set, and on `num_assistant_tokens` without an assistant."""
+    """The settings of speculative decoding: drafts of at most `prompt_lookup_num_tokens` tokens by prompt look-up
+    (None: `ThriftyDrafts`; 0: none), or of at most `num_assistant_tokens` by the model `assistant`. Its truth value is
+    False if there are no drafts. Raises WeftError on a value outside its range, if both are set, and on
+    `num_assistant_tokens` without an assistant."""
 
-    prompt_lookup_num_tokens: int = 0
+    prompt_lookup_num_tokens: int | None = 0
     assistant: CachedDecoder[Any] | None = None
     num_assistant_tokens: int = 5
 
     def __post_init__(self) -> None:
-        if self.prompt_lookup_num_tokens != 0:
+        if self.prompt_lookup_num_tokens not in (None, 0):
             check_count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)
         check_count("num_assistant_tokens", self.num_assistant_tokens)
         if self.assistant is None and self.num_assistant_tokens != Speculation.num_assistant_tokens:
@@ -103,7 +107,7 @@ class Speculation:
             )
 
     def __bool__(self) -> bool:
-        return self.prompt_lookup_num_tokens > 0 or self.assistant is not None
+        return self.prompt_lookup_num_tokens != 0 or self.assistant is not None
 
     def check(self, decoder: CachedDecoder[Any]) -> None:
         """Check that `decoder` can verify drafts: it must rewind, accept padding and return all logits. The assistant,
@@ -130,6 +134,8 @@ class Speculation:
 
     def new_drafts(self, capacity: int) -> Drafts:
         """Return the `Drafts` of a new row of at most `capacity` tokens; an assistant gets caches for it."""
+        if self.prompt_lookup_num_tokens is None:
+            return ThriftyDrafts()
         if self.assistant is None:
             return Drafts(PromptLookup(), self.prompt_lookup_num_tokens)
         return Drafts(Assistant(self.assistant, capacity), self.num_assistant_tokens)
@@ -156,9 +162,41 @@ class Drafts:
         """Release the drafter's resources."""
         self._drafter.close()
 
-    def adapt_length(self, drafted: int, accepted: int) -> None:
-        """Adapt the length of later drafts to the last one: the model accepted `accepted` of its `drafted` tokens."""
+    def record(self, drafted: int, accepted: int, seconds: float) -> None:
+        """Adapt later drafts to the last model call, which took `seconds`: the model accepted `accepted` of the
+        `drafted` tokens (0 of 0: a decode step without a draft)."""
         if drafted:
             self._failures = 0 if accepted else self._failures + 1
             self._pause = 0 if accepted else min(2 ** (self._failures - 1), MAX_PAUSE)
             self._count = min(self._most, 2 * accepted if accepted == drafted else accepted + 1)
+
+
+class ThriftyDrafts(Drafts):
+    """Drafts by prompt look-up that take no more time than they save, except for trials in 1% of the time.
+
+    An account in units of decode steps starts with one step, and gets 0.01 for each step. A draft must be affordable if
+    all its tokens are wrong, at the measured cost per token. Until a draft is right, it needs the longest n-gram.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._lookup = PromptLookup()
+        super().__init__(self._lookup, most)
+        self._account, self._cost, self._step_seconds = 1.0, 0.3, 0.0
+        self._count, self._lookup.shortest = min(SHORTEST, most), LONGEST
+
+    def propose(self, tokens: Sequence[int], room: int) -> list[int]:
+        # Without the time of a step, the cost of a draft cannot be measured.
+        affordable = int(self._account / self._cost) if self._step_seconds else 0
+        return super().propose(tokens, min(room, affordable))
+
+    def record(self, drafted: int, accepted: int, seconds: float) -> None:
+        if not drafted:
+            self._step_seconds += (seconds - self._step_seconds) / (4 if self._step_seconds else 1)
+            self._account = min(self._account + TRIAL_SHARE, MOST_CREDIT)
+            return
+        # Clipped, because another process may have delayed this call.
+        cost = min(max((seconds / self._step_seconds - 1) / drafted, 0.01), 1.0)
+        self._cost += (cost - self._cost) / 4
+        self._account = min(self._account + accepted - drafted * self._cost, MOST_CREDIT)
+        self._count = min(self._most, 2 * accepted if accepted == drafted else max(accepted + 1, SHORTEST))
+        self._lookup.shortest = SHORTEST if accepted else LONGEST

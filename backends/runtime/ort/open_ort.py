@@ -36,6 +36,7 @@ def open_decoder(facts: FolderFacts, device: str, threads: int | None, stream: A
         carried=facts.states,
         rolling=facts.rolling,
         compares=facts.compares,
+        rounds=facts.rounds,
         sources=sources,
     )
 

@@ -6,6 +6,7 @@ The contract of the graph:
   must be on the right) and `position_ids` [batch, seq]; past caches and states, as in `bound_states`; for an
   encoder-decoder also the outputs of `SourceEncoder`
 - outputs: `logits` [batch, 1 or seq, vocab]; present caches and states
+- optional input: `logits_from_end` [1, n], the distances from the end of the tokens whose logits are returned
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy as clone
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +33,9 @@ from ..text.tokenizer import pad_rows
 from .bound_states import StateBuffers, bind_states
 from .buffers import Buffer, find_kind
 from .cross_attention import EncodedSources, SourceEncoder
-from .session import Session, convert_ort_errors, join_lines, list_ort_errors
+from .session import Session, convert_ort_errors, import_onnxruntime, join_lines, list_ort_errors
 
+FROM_END = "logits_from_end"  # of the pass last-token-logits
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 
 
@@ -40,7 +45,7 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
     - carried: the caches and states that the folder records; if empty, they are inferred from the names of inputs, and
       `rolling` has the layer indices of rolling caches
     - head_dim: features per head of the caches, if the graph leaves them dynamic
-    - compares: tokens of a model call compete, for example for the capacity of experts
+    - compares, rounds: see `CachedDecoder`
 
     Raises WeftError if the graph does not follow the contract in the docstring of this module.
     """
@@ -56,6 +61,7 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         carried: Collection[StateRecord] = (),
         rolling: Collection[int] = (),
         compares: bool = False,
+        rounds: bool = False,
         sources: SourceEncoder | None = None,
     ) -> None:
         source_arguments = () if sources is None else (sources.start, sources.max_length)
@@ -83,13 +89,16 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         if "attention_mask" not in inputs and not all(state.recurrent for state in self.states):
             raise WeftError(f"{name}: the graph has no attention_mask for its caches, so it is not a decoder")
         _, middle, width = outputs["logits"].shape
-        self.every_position = middle != 1
+        self.selects = any(i.name == FROM_END for i in session.ort.get_overridable_initializers())
+        self.every_position = middle != 1 or self.selects
         if isinstance(width, int) and width != vocab:
             raise WeftError(
                 f"{name}: its logits are {width} wide, but the manifest records a vocabulary of {vocab} tokens"
             )
         self.can_rewind = all(state.growth.can_rewind for state in self.states)
         self.padded = self.can_rewind and not compares
+        self.rounds = rounds
+        self.drafts_pay = self.padded and self.every_position and session.device == "cpu" and not rounds
         # Contexts share the session, whose captured graphs are identified only by number.
         self.graph_ids = itertools.count(1)
         self.context_class = AppendingContext if any(state.appends for state in self.states) else OrtContext
@@ -101,6 +110,15 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
     def shares_prefixes(self) -> bool:
         # ONNX Runtime alone cannot copy parts of tensors on a GPU.
         return super().shares_prefixes and (self.device_type == "cpu" or self.context_class is not OrtContext)
+
+    def select_adapter(self, name: str, path: Path) -> OrtDecoder:
+        """Return a decoder in the same session whose runs use the adapter in the file at `path`. Raises WeftError if
+        ONNX Runtime cannot read the file."""
+        with convert_ort_errors(str(path), "ONNX Runtime cannot read it"):
+            adapter = import_onnxruntime().AdapterFormat.read_adapter(str(path)).get_parameters()
+        selected = clone(self)
+        selected.adapter, selected.session, selected._spare = name, replace(self.session, adapter=adapter), None
+        return selected
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
         """Return the bytes that `context` allocates for the caches and states of `batch` rows of `tokens` tokens each.
@@ -218,18 +236,27 @@ class OrtContext(BatchContext):
             "position_ids": past[:, None] + np.arange(longest),
         }
         model = self.model
-        binding = model.session.ort.io_binding()
+        binding = model.session.new_binding()
         self._memory.bind(binding, self._memory.copy_index, first, rows)
         self._memory.bind_past(binding, first, past, longest)
         if self._encoded_sources is not None:
             self._encoded_sources.bind(binding, first, rows)
         for name, (_, dtype) in model.kinds.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(feed[name], dtype))
-        shape = (rows, longest if model.every_position else 1, model.vocab)
-        logits = self._reserve_scratch(shape)
-        binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
+        selects, distances = every and model.selects, np.arange(longest, 0, -1)
+        if selects:
+            # By address, because arrays are accepted for required inputs only. The output cannot be bound to memory
+            # of this shape, because its declared shape has one token.
+            binding.bind_input(FROM_END, "cpu", 0, np.int64, (1, longest), distances.ctypes.data)
+            binding.bind_output("logits", "cpu")
+        else:
+            shape = (rows, longest if model.every_position and not model.selects else 1, model.vocab)
+            logits = self._reserve_scratch(shape)
+            binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
         # Not captured: prompts differ in shape.
         model.run(binding, self._default_options)
+        if selects:
+            logits = binding.get_outputs()[-1].numpy()
         self._memory.keep_new(first, past, total)
         self._memory.swap_copies(first, rows)
         self._record_mask(first, feed["attention_mask"])
@@ -312,7 +339,7 @@ class OrtContext(BatchContext):
         recurrent states that a step may read."""
         session, steps = self.model.session, []
         for copy in range(self._memory.copy_count):
-            binding = session.ort.io_binding()
+            binding = session.new_binding()
             self._memory.bind(binding, copy, 0, rows)
             for name, buffer in self._inputs.items():
                 buffer.bind_input(binding, name, 0, rows)

@@ -9,8 +9,8 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,14 @@ class Session:
     device: str  # "cpu" or "cuda"
     graphs: bool = False  # runs may be captured as CUDA graphs
     stream: Any = None  # the PyTorch stream that it runs on, if shared with PyTorch
+    adapter: Mapping[str, Any] = field(default_factory=dict)  # the OrtValues of the selected adapter, by input
+
+    def new_binding(self) -> Any:
+        """Return an IO binding with the selected adapter; RunOptions cannot select one for a run with a binding."""
+        binding = self.ort.io_binding()
+        for name, value in self.adapter.items():
+            binding.bind_ortvalue_input(name, value)
+        return binding
 
     def new_run_options(self, graph: int = -1, waits: bool = True) -> Any:
         """Return the options of a run that captures or replays CUDA graph number `graph` (-1: none); None if these are

@@ -26,7 +26,7 @@ APPLIES = (  # options of `weft run`, their effects, and the kinds of models wit
     ("prompt_lookup_num_tokens assistant", "drafts an answer", _GENERATORS),
     ("experts_on_device", "is for models that answer", _GENERATORS),
     ("chat system", "asks for an answer to a message", _TEXT_MODELS),
-    ("prefix_cache", "is for models whose caches depend on earlier tokens alone", {"decoder"}),
+    ("prefix_cache prompt_lookup", "reuses the caches of earlier tokens", {"decoder"}),
     ("sound", "is for models that read sound", {"sound"}),
     ("pooling normalize prompt_name truncate_dim", "is for the embedding of a sequence", _ENCODERS),
     ("pairs", "is a second text for a head", {"head"}),

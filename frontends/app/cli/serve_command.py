@@ -27,6 +27,12 @@ KEY = "WEFT_API_KEY"
 @default_option("--max-batch", 16, "Maximum answers in one batch.", type=click.IntRange(1, 1024))
 @default_option("--max-queue", 256, "Maximum waiting answers.", type=click.IntRange(1))
 @prefix_cache_option
+@click.option(
+    "--prompt-lookup",
+    type=click.IntRange(0),
+    help="Draft up to this number of tokens at a time for a single greedy answer, while that saves time; 0: none; "
+    "default: 8.",
+)
 @default_option("--max-body", 4, "Maximum size of a request, in MiB.", type=click.IntRange(1))
 @default_option(
     "--client-timeout",
@@ -47,6 +53,7 @@ def serve_command(
     api_key: str | None,
     max_body: int,
     prefix_cache: int | None,
+    prompt_lookup: int | None,
     trust: bool,
     **options: Any,
 ) -> None:
@@ -70,8 +77,8 @@ def serve_command(
         raise WeftError(f"weft serve needs {name}, which is not installed: install weft[serve]") from error
 
     key = api_key if api_key is not None else os.environ.get(KEY)
-    if prefix_cache is not None:
-        options["prefix_cache"] = prefix_cache
+    stored = {"prefix_cache": prefix_cache, "prompt_lookup": prompt_lookup}
+    options |= {name: value for name, value in stored.items() if value is not None}
     loading = {option: options.pop(option) for option in LOADING}
     with listen(host, port) as listening:  # report all errors before a model is compiled
         local = is_loopback(listening)

@@ -22,6 +22,7 @@ from .engine.jobs import ClientGone, QueueFull, ServerClosing
 from .protocol.errors import ApiError, bad_request
 from .protocol.fields import RequestObject
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
+from .protocol.response_requests import ResponseRequest
 from .protocol.responses import build_embeddings, describe_model, truncate_vector
 from .protocol.scoring import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest
 from .service import RunningReply, Service
@@ -47,8 +48,15 @@ def build_application(service: Service) -> ASGIApp:
     async def chat(request: Request) -> Any:
         return reply(await service.start_chat(*await read(ChatRequest, request)))
 
+    async def respond(request: Request) -> Any:
+        return reply(await service.start_response(*await read(ResponseRequest, request)))
+
     async def complete(request: Request) -> Any:
         return reply(await service.start_completions(*await read(CompletionRequest, request)))
+
+    def describe(name: str) -> dict[str, Any]:
+        parent = None if name == settings.name else settings.name
+        return describe_model(name, service.created, service.max_length, parent)
 
     def make_score_endpoint(kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
         async def score(request: Request) -> Response:
@@ -72,11 +80,11 @@ def build_application(service: Service) -> ASGIApp:
         return Json(build_embeddings(vectors, settings.name, tokens, query.encoding_format == "base64"))
 
     async def list_models(request: Request) -> Response:
-        return Json({"object": "list", "data": [describe_model(settings.name, service.created, service.max_length)]})
+        return Json({"object": "list", "data": list(map(describe, service.models))})
 
     async def show_model(request: Request) -> Response:
-        service.check_model(request.path_params["name"])
-        return Json(describe_model(settings.name, service.created, service.max_length))
+        service.check_model(name := request.path_params["name"])
+        return Json(describe(name))
 
     async def health(request: Request) -> Response:
         return Json({"status": "ok"})
@@ -86,6 +94,7 @@ def build_application(service: Service) -> ASGIApp:
 
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", respond, methods=["POST"]),
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/embeddings", embed, methods=["POST"]),
         *(

@@ -15,7 +15,7 @@ from .engine.constraints import ConstraintError
 from .engine.jobs import AnswerPiece, Channel, ClientGone, Job, QueueFull, ServerClosing
 from .engine.worker import Worker
 from .protocol.errors import ApiError, bad_request
-from .protocol.responses import DONE, encode_json, format_event
+from .protocol.responses import encode_json, format_event
 from .service import RunningReply
 
 
@@ -146,17 +146,16 @@ async def send_json(answering: RunningReply, scope: Scope, receive: Receive, sen
 async def send_stream(answering: RunningReply, scope: Scope, receive: Receive, send: Send) -> None:
     """Stream answers as server-sent events; errors during the stream are events as well."""
     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    reply, has_usage = answering.reply, answering.include_usage
+    reply = answering.reply
     try:
         async with watch_client(receive, answering.channel):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
+            events = reply.begin()
             while not reply.is_done:
-                choices = [c for p in await _receive_pieces(answering.channel) for c in reply.add_and_chunk(p)]
-                if choices:
-                    chunks = (reply.envelope.build_chunk([choice], None, has_usage) for choice in choices)
-                    await send(_make_body_message(b"".join(map(format_event, chunks))))
-        end = format_event(reply.envelope.build_chunk([], reply.usage, True)) if has_usage else b""
-        await send(_make_body_message(end + DONE, more=False))
+                if events:
+                    await send(_make_body_message(events))
+                events = b"".join(map(reply.stream, await _receive_pieces(answering.channel)))
+        await send(_make_body_message(events + reply.end(), more=False))
     except ApiError as error:
         await send(_make_body_message(format_event(error.json()), more=False))
     except ClientGone:

@@ -61,7 +61,7 @@ class Reply(ABC):
     named: bool = False
 
     def __post_init__(self) -> None:
-        self.choices = [Choice() for _ in range(self.count)]
+        self.choices, self.include_usage = [Choice() for _ in range(self.count)], False
 
     @property
     def is_done(self) -> bool:
@@ -87,8 +87,36 @@ class Reply(ABC):
         """Add a piece of an answer."""
         self.choices[piece.index].add(piece, self.stop_ids)
 
+    def begin(self) -> bytes:
+        """Return the events with which a stream begins."""
+        return b""
+
+    @abstractmethod
+    def stream(self, piece: AnswerPiece) -> bytes:
+        """Add a piece; return the events that it results in, if any."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Return the events with which a stream ends."""
+
+    @abstractmethod
     def to_object(self) -> dict[str, Any]:
-        """Return the response object with all answers."""
+        """Return the object of a reply that is not streamed."""
+
+
+class ChoicesReply(Reply):
+    """A reply whose object and chunks have `choices`."""
+
+    def stream(self, piece: AnswerPiece) -> bytes:
+        return b"".join(self._format([choice], None) for choice in self.add_and_chunk(piece))
+
+    def end(self) -> bytes:
+        return (self._format([], self.usage) if self.include_usage else b"") + responses.DONE
+
+    def _format(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+        return responses.format_event(self.envelope.build_chunk(choices, usage, self.include_usage))
+
+    def to_object(self) -> dict[str, Any]:
         return self.envelope.to_object(
             [self._build_choice(i, choice) for i, choice in enumerate(self.choices)], self.usage
         )
@@ -102,7 +130,7 @@ class Reply(ABC):
         """Return a finished answer as an entry of the response's `choices`."""
 
 
-class ChatReply(Reply):
+class ChatReply(ChoicesReply):
     """A reply of chat messages."""
 
     def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
@@ -133,7 +161,7 @@ class ChatReply(Reply):
 
 
 @dataclass
-class CompletionReply(Reply):
+class CompletionReply(ChoicesReply):
     """A reply of completions; `echoes` are the prompts to put before the answers (empty: none)."""
 
     echoes: Sequence[str] = ()

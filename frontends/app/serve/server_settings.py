@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.backends.runtime.core.prefixes import LIMIT
 from weft.backends.runtime.core.sampler import check_count
+from weft.backends.runtime.core.speculation import MOST
 from weft.ir.errors import WeftError
 
 
@@ -15,8 +16,8 @@ class ServerSettings:
 
     max_batch: answers or inputs in one batch. max_queue: waiting answers. max_body: bytes of a request body.
     client_timeout: seconds without data after which a client is disconnected. prefix_cache: MiB of stored caches.
-    drain: seconds that running answers have after a signal. api_key: key that requests must carry, if set.
-    hosts: host names that requests may use, if set.
+    prompt_lookup: tokens of a draft. drain: seconds that running answers have after a signal.
+    api_key: key that requests must carry, if set. hosts: host names that requests may use, if set.
 
     Raises WeftError for a value outside its range.
     """
@@ -25,6 +26,7 @@ class ServerSettings:
     max_batch: int = 16
     max_queue: int = 256
     prefix_cache: int = LIMIT
+    prompt_lookup: int = MOST
     api_key: str | None = None
     max_body: int = 4 << 20
     client_timeout: float = 30.0
@@ -34,8 +36,9 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for field in ("max_batch", "max_queue", "max_body"):
             check_count(field, getattr(self, field))
-        if self.prefix_cache != 0:
-            check_count("prefix_cache", self.prefix_cache)
+        for field in ("prefix_cache", "prompt_lookup"):
+            if getattr(self, field) != 0:
+                check_count(field, getattr(self, field))
         for field, minimum in (("client_timeout", 0.1), ("drain", 0.0)):
             if not minimum <= (value := getattr(self, field)) < float("inf"):
                 raise WeftError(f"{field} is {value}, but it must be a finite number of seconds, at least {minimum:g}")

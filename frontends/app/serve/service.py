@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from weft import __version__
@@ -24,10 +25,12 @@ from .engine.worker import DecodingWorker, EncodingWorker, Worker
 from .protocol import requests
 from .protocol.errors import ApiError, bad_request
 from .protocol.fields import RequestObject
+from .protocol.response_requests import PARAMETERS, Message, ResponseRequest, join_calls
 from .protocol.responses import Envelope, TokenBytes
 from .protocol.scoring import ScoringRequest
 from .protocol.tools import ToolFormat, ToolParser, find_tool_format
 from .replies import ChatReply, CompletionReply, Reply
+from .response_reply import ResponseReply, ResponseStore
 from .server_settings import ServerSettings
 
 T = TypeVar("T")
@@ -44,7 +47,6 @@ class RunningReply:
     channel: Channel
     reply: Reply
     stream: bool
-    include_usage: bool
 
     def close(self) -> None:
         """Cancel jobs that have not ended."""
@@ -55,7 +57,7 @@ class RunningReply:
 class Service:
     """A served model, its worker, and the preparation of requests; call `start` before any request.
 
-    Raises WeftError if the model's folder has no tokenizer.
+    Raises WeftError if the model's folder has no tokenizer, or an adapter has the name of the model.
     """
 
     def __init__(self, model: Generator | EncoderModel, settings: ServerSettings) -> None:
@@ -63,16 +65,21 @@ class Service:
         if model.folder is None or not (model.folder / "tokenizer.json").is_file():
             raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile a source that has one")
         _ = model.tokenizer  # read now, so that the first request does not wait
-        self.created, self.closing = int(time.time()), False
+        self.created, self.closing, self.responses = int(time.time()), False, ResponseStore()
         self.fingerprint = _hash_model(model)
         vocab = model.vocab if isinstance(model, EncoderModel) else model.decoder.vocab
         self.prompts = PromptEncoder(model.folder, vocab, () if isinstance(model, EncoderModel) else model.stop_ids)
         self.worker: Worker
+        adapters = {} if isinstance(model, EncoderModel) else model.adapters
+        if settings.name in adapters:
+            raise WeftError(f"an adapter has the name {settings.name} as well: choose another by --model-name")
+        self.models: dict[str, Any] = {settings.name: model, **adapters}
         if isinstance(model, EncoderModel):
             self.worker = EncodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
             return
         model.prefixes.limit = settings.prefix_cache
-        self.worker = DecodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
+        limits = settings.max_batch, settings.max_queue
+        self.worker = DecodingWorker(model, *limits, self.metrics, settings.prompt_lookup)
         self.tools = find_tool_format(self.prompts.template.source) if self.prompts.template else None
         if self.prompts.template is None:
             _log.warning("chats are refused: %s", self.prompts.template_error)
@@ -110,14 +117,42 @@ class Service:
     def _parse_request(self, kind: type[R], raw: bytes) -> R:
         """Parse a body as a request of class `kind`; its missing sampling options become the model's defaults."""
         body = requests.parse_body(raw)
-        if isinstance(self.model, Generator) and kind in (requests.ChatRequest, requests.CompletionRequest):
-            for name, value in self.model.defaults.items():
-                if body.get(name) is None and (kind is requests.ChatRequest or name != "max_tokens"):
-                    body[name] = value
+        if kind in (requests.ChatRequest, requests.CompletionRequest):
+            body = self._add_defaults(body, kind is requests.ChatRequest)
         return kind.read(body)
 
-    async def start_chat(self, request: requests.ChatRequest, size: int) -> RunningReply:
-        """Start the answers to a chat request whose body has `size` bytes; raise ApiError if the request is invalid."""
+    def _add_defaults(self, body: dict[str, Any], has_limit: bool = True) -> dict[str, Any]:
+        """Return the fields of a request with the model's defaults, of the length only if it `has_limit`."""
+        defaults = self.model.defaults if isinstance(self.model, Generator) else {}
+        used = {n: v for n, v in defaults.items() if body.get(n) is None and (has_limit or n != "max_tokens")}
+        return {**body, **used}
+
+    async def start_response(self, request: ResponseRequest, size: int) -> RunningReply:
+        """Start the response to a request whose body has `size` bytes; raise ApiError if the request is invalid."""
+        previous = request.previous_response_id
+        if (history := [] if previous is None else self.responses.get(previous)) is None:
+            message = f"Previous response with id '{previous}' not found."
+            raise bad_request(message, "previous_response_id", "previous_response_not_found")
+        messages = join_calls([*history, *request.input])
+
+        def save(response: str, answer: list[Message]) -> None:
+            self.responses.add(response, join_calls([*messages, *answer]))
+
+        try:
+            chat = requests.ChatRequest.read(self._add_defaults(request.to_chat(messages)))
+            request.temperature, request.top_p = chat.temperature, chat.top_p
+            return await self.start_chat(chat, size, partial(ResponseReply, request=request, save=save))
+        except ApiError as error:  # with the names of the parameters of a response
+            for name, field in PARAMETERS.items():
+                error.message = error.message.replace(name, field)
+                error.param = error.param and error.param.replace(name, field)
+            raise
+
+    async def start_chat(
+        self, request: requests.ChatRequest, size: int, make_reply: Callable[..., Reply] | None = None
+    ) -> RunningReply:
+        """Start the answers to a chat request whose body has `size` bytes; raise ApiError if the request is invalid.
+        `make_reply` has the arguments of `Reply`, and returns a reply of another form than a chat's."""
         model = self._require_decoder(request.model)
         if self.prompts.template is None:
             raise bad_request("This model has no chat template: use /v1/completions.", "messages", "unsupported_model")
@@ -133,10 +168,11 @@ class Service:
         if form is not None and choice.is_forced:
             guide = await self._build_tool_guide(form, request, size)
         _check_ids(ids, model.decoder.max_prompt, model.decoder.vocab, "messages")
-        envelope = Envelope("chat.completion", self.settings.name, self.fingerprint)
+        kind = "chat.completion" if make_reply is None else "response"
+        envelope = Envelope(kind, request.model, self.fingerprint)
         token_bytes = await self._load_token_bytes(request)
         counts, named = (request.n, request.n, len(ids)), choice.mode == "named"
-        reply = ChatReply(envelope, *counts, model.stop_ids, token_bytes, named=named)
+        reply = (make_reply or ChatReply)(envelope, *counts, model.stop_ids, token_bytes, named=named)
         for answer in reply.choices if form is not None else ():
             answer.parser = ToolParser(form) if form is not None else None
         return self._start_answers(model, [ids], request, guide, reply)
@@ -153,7 +189,7 @@ class Service:
         if request.echo:
             texts = [text if isinstance(text, str) else model.tokenizer.decode(text) for text in request.prompt]
             echoes = [text for text in texts for _ in range(request.n)]
-        envelope = Envelope("text_completion", self.settings.name, self.fingerprint)
+        envelope = Envelope("text_completion", request.model, self.fingerprint)
         tokens, token_bytes = sum(map(len, prompts)), await self._load_token_bytes(request)
         reply = CompletionReply(envelope, count, request.n, tokens, model.stop_ids, token_bytes, echoes=echoes)
         return self._start_answers(model, prompts, request, guide, reply)
@@ -227,15 +263,16 @@ class Service:
                     )
                 except WeftError as error:
                     raise bad_request(str(error)) from error
-                jobs.append(Job(channel, len(jobs), answer, streams=request.stream))
+                jobs.append(Job(channel, len(jobs), answer, streams=request.stream, adapter=model.decoder.adapter))
         self.worker.submit(jobs)
-        return RunningReply(self.worker, jobs, channel, reply, request.stream, request.stream_options.include_usage)
+        reply.include_usage = request.stream_options.include_usage
+        return RunningReply(self.worker, jobs, channel, reply, request.stream)
 
     # -- parts of requests
 
     def check_model(self, name: str) -> None:
-        """Raise ApiError unless the model has this `name`."""
-        if name != self.settings.name:
+        """Raise ApiError unless the model or an adapter has this `name`."""
+        if name not in self.models:
             message = f"The model `{name}` does not exist or you do not have access to it."
             raise ApiError(404, message, "model", "model_not_found")
 
@@ -245,7 +282,8 @@ class Service:
             raise bad_request(
                 "This model encodes text and does not generate any: use /v1/embeddings.", "model", "unsupported_model"
             )
-        return self.model
+        decoder: Generator = self.models[name]
+        return decoder
 
     async def _encode_prompt(self, prompt: requests.Prompt, param: str) -> list[int]:
         return await self._translate_errors(self.prompts.encode(prompt), param) if isinstance(prompt, str) else prompt

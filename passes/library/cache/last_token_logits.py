@@ -16,7 +16,7 @@ from ...analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_ope
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.edit import backward_slice, erase_unused, replace_uses
 
-SCOPE = "last_token"
+SCOPE, FROM_END = "last_token", "logits_from_end"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class LastTokenLogits(Pass):
 
     Decoding uses only these logits of a prompt. The nodes after the last op that mixes tokens (the rest of the last
     layer, the final norm, the head) then compute one token per batch row. The last valid token of batch row b is
-    sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Run kv-cache before.
+    sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Run kv-cache before. Models of the target ort-cpu have
+    an optional input logits_from_end [1, n], by default [[1]]: the distances from the end of a row of the tokens that
+    have logits.
 
     Condition: the logits of other tokens are not needed; those of the last valid token are unchanged.
 
@@ -120,7 +122,7 @@ class _LastTokens:
         self.gathered: dict[Value, Value] = {}
         mask, positions = graph.inputs["attention_mask"], graph.inputs["position_ids"]
         column = TensorType(dtypes.i64, (1, 1))
-        unit = graph.add_param(f"{SCOPE}.one", column, Literal((1,), (1, 1)))
+        unit = graph.add_param(FROM_END, column, Literal((1,), (1, 1), replaceable=True))
         zero = graph.add_param(f"{SCOPE}.zero", column, Literal((0,), (1, 1)))
         with graph.inserting(before=first):
             end = ops.sum(mask, axes=(1,), keepdims=True, name="valid")

@@ -14,7 +14,7 @@ from weft.backends.onnx import export
 from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
-from weft.ir.recipes import Full
+from weft.ir.recipes import Full, Literal
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize
 from weft.passes.core.equivalence import EquivalenceCheck
@@ -81,3 +81,36 @@ def test_model_states_the_oldest_opset_with_its_operators() -> None:
         model = export.build_model(graph, replace(TARGETS["onnx"], opset=opset), 8).model
         versions[opset] = model.graph.opset_imports[""], {node.op_type for node in model.graph} >= {"Gelu"}
     assert versions == {24: (20, True), 19: (17, False)}
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "optional"),
+    [
+        ("ort-cpu", (1, 1, 4), True),  # axis 1 is copied
+        ("ort-cpu", (4, 1), False),  # one token is a constant of the shape
+        ("onnx", (1, 1, 4), False),
+    ],
+)
+def test_replaceable_literals_are_optional_inputs_of_any_length(
+    target: str, shape: tuple[int, ...], optional: bool
+) -> None:
+    graph = Graph("rows")
+    x = graph.add_input("x", TensorType(dtypes.f32, (1, 3, 4)))
+    at = graph.add_param("at", TensorType(dtypes.i64, (1, 1)), Literal((2,), (1, 1), replaceable=True))
+    graph.add_output("y", ops.gelu(ops.reshape(ops.gather_rows(x, at), shape=shape)))
+    model = export.serialize_model(export.build_model(graph, TARGETS[target], 8))
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    assert [i.name for i in session.get_overridable_initializers()] == ["at"] * optional
+    feed, rows = {"x": np.arange(12, dtype=np.float32).reshape(1, 3, 4)}, np.array([[1, 0]])
+    whole = session.run(None, {"x": feed["x"]})[0]
+    np.testing.assert_allclose(whole.reshape(4), feed["x"][0, 2], rtol=1e-6)  # gelu of large numbers
+    if optional:
+        np.testing.assert_allclose(session.run(None, {**feed, "at": rows})[0][0, 0], feed["x"][0, 1], rtol=1e-3)
+
+
+def test_scalar_gets_axes() -> None:
+    graph = Graph("scalar")
+    x = graph.add_input("x", TensorType(dtypes.f32, ()))
+    graph.add_output("y", ops.reshape(x, shape=(1, 1)))
+    session = ort.InferenceSession(export.serialize_model(export.build_model(graph, TARGETS["ort-cpu"], 8)))
+    assert session.run(None, {"x": np.array(3, np.float32)})[0].tolist() == [[3]]

@@ -40,7 +40,7 @@ class Internals:
     @property
     def inputs(self) -> list[str]:
         """Return the names of the inputs that a caller provides: all except caches and states."""
-        return [value.name for value in self.proto.graph.input if not value.name.startswith(_PAST)]
+        return [i.name for i in self.session.ort.get_inputs() if not i.name.startswith(_PAST)]
 
     @cached_property
     def names(self) -> list[str]:

@@ -91,6 +91,7 @@ class Job:
     ids: Sequence[int] = ()
     encoded: Encoding | None = None  # an input whose labels are scored
     streams: bool = False
+    adapter: str = ""  # that computes the answer
     start_time: float = field(default_factory=time.monotonic)
     n_sent: int = 0  # number of log-probabilities already sent
     n_tokens: int = 0  # number of generated tokens that the metrics have counted

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from threading import Condition, Thread
 
-from weft.backends.runtime.batching import new_batch
+from weft.backends.runtime.batching import Batch, new_batch
 from weft.backends.runtime.core.answers import Answer
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.ort_encoder import EncoderModel
@@ -145,59 +145,78 @@ class Worker(ABC):
 
 
 class DecodingWorker(Worker):
-    """A worker of a language model, which decodes at most `max_rows` answers together."""
+    """A worker of a language model, which decodes at most `max_rows` answers of it, and of each adapter, together."""
 
-    def __init__(self, model: Generator, max_rows: int, max_waiting: int, metrics: Metrics) -> None:
+    def __init__(self, model: Generator, max_rows: int, max_waiting: int, metrics: Metrics, prompt_lookup: int) -> None:
         super().__init__(max_waiting, metrics)
         prefixes = model.prefixes
-        self._batch = new_batch(model.decoder, max_rows, prefixes=prefixes)
+        self._batches = batches = {
+            name: new_batch(m.decoder, max_rows, prefixes=prefixes, prompt_lookup=prompt_lookup)
+            for name, m in {"": model, **model.adapters}.items()
+        }
         for name, help, read in (
-            ("hits", "Prompts that began with stored caches.", lambda: prefixes.hits),
-            ("tokens", "Tokens of prompts whose caches were stored.", lambda: prefixes.tokens),
+            ("prefix_hits", "Prompts that began with stored caches.", lambda: prefixes.hits),
+            ("prefix_tokens", "Tokens of prompts whose caches were stored.", lambda: prefixes.tokens),
+            (
+                "drafted_tokens",
+                "Tokens drafted by prompt look-up.",
+                lambda: sum(b.drafted_tokens for b in batches.values()),
+            ),
+            (
+                "accepted_tokens",
+                "Drafted tokens that were right.",
+                lambda: sum(b.accepted_tokens for b in batches.values()),
+            ),
         ):
-            metrics.add_gauge(f"weft_prefix_{name}_total", help, read, "counter")
+            metrics.add_gauge(f"weft_{name}_total", help, read, "counter")
         metrics.add_gauge("weft_prefix_bytes", "Size of the stored caches.", lambda: prefixes.nbytes)
         self._jobs: dict[Answer, Job] = {}
 
     @property
     def n_running(self) -> int:
-        return len(self._batch.active)
+        return sum(len(batch.active) for batch in self._batches.values())
 
     @property
     def n_waiting(self) -> int:
-        return len(self._batch.waiting) + len(self._new)
+        return sum(len(batch.waiting) for batch in self._batches.values()) + len(self._new)
 
     def _admit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             assert job.answer is not None
             self._jobs[job.answer] = job
-            self._batch.join(job.answer)
+            self._batches[job.adapter].join(job.answer)
 
     def _drop(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.answer in self._jobs:
                 del self._jobs[job.answer]
-                self._batch.leave(job.answer)
+                self._batches[job.adapter].leave(job.answer)
                 with self.metrics.lock:
                     self.metrics.answers.add(1, "cancelled")
 
     def _end_jobs(self, error: JobError, running: bool = True) -> None:
-        answers = list(self._jobs) if running else [a for a in self._batch.waiting if not a.result.tokens]
+        waiting = [a for batch in self._batches.values() for a in batch.waiting if not a.result.tokens]
+        answers = list(self._jobs) if running else waiting
         jobs = [self._jobs.pop(answer) for answer in answers]
-        for answer in answers:
-            self._batch.leave(answer)
+        for answer, job in zip(answers, jobs, strict=True):
+            self._batches[job.adapter].leave(answer)
         with self.metrics.lock:
             self.metrics.answers.add(len(jobs), "failed")
         self._send([(job, AnswerPiece(job.index, error=error)) for job in jobs])
-        if running:
-            self._batch.close()
+        for batch in self._batches.values() if running else ():
+            batch.close()
 
     def _run_step(self) -> None:
-        n_read_before = self._batch.read_tokens
-        updated = self._batch.advance()
+        for batch in self._batches.values():
+            if len(batch):
+                self._advance(batch)
+
+    def _advance(self, batch: Batch) -> None:
+        n_read_before = batch.read_tokens
+        updated = batch.advance()
         now, pieces, metrics = time.monotonic(), [], self.metrics
         with metrics.lock:
-            metrics.prompt_tokens.add(self._batch.read_tokens - n_read_before)
+            metrics.prompt_tokens.add(batch.read_tokens - n_read_before)
             if updated:
                 metrics.batch.observe(len(updated))
             for answer in updated:

@@ -35,11 +35,12 @@ def encode_json(data: dict[str, Any]) -> bytes:
 
 
 class Envelope:
-    """The fields that all objects of a response share; `kind` is chat.completion or text_completion."""
+    """The fields that all objects of a reply share; `kind` is chat.completion, text_completion or response."""
 
     def __init__(self, kind: str, model: str, fingerprint: str) -> None:
-        prefix = "chatcmpl" if kind == "chat.completion" else "cmpl"
-        self._head: dict[str, Any] = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time())}
+        prefix = {"chat.completion": "chatcmpl-", "response": "resp_"}.get(kind, "cmpl-")
+        self.id, self.created, self.model = f"{prefix}{uuid.uuid4().hex}", int(time.time()), model
+        self._head: dict[str, Any] = {"id": self.id, "object": kind, "created": self.created}
         self._head |= {"model": model, "system_fingerprint": fingerprint}
 
     def to_object(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +141,8 @@ def truncate_vector(vector: Floats, dimensions: int) -> Floats:
     return cut / max(np.linalg.norm(cut), np.float32(1e-12)) if is_unit else cut
 
 
-def describe_model(name: str, created: int, longest: int) -> dict[str, Any]:
-    """Return the record of a model; `longest` is the maximum number of tokens of prompt and answer together."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "weft", "max_model_len": longest}
+def describe_model(name: str, created: int, longest: int, parent: str | None) -> dict[str, Any]:
+    """Return the record of a model, or of an adapter of the model `parent`. `longest` is the maximum number of tokens
+    of prompt and answer together."""
+    facts = {"id": name, "object": "model", "created": created, "owned_by": "weft"}
+    return {**facts, "max_model_len": longest, "parent": parent}

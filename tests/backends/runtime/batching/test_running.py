@@ -80,10 +80,13 @@ def test_long_answers_are_preempted_after_a_quantum(stack: dict[str, Path]) -> N
     assert [a.result.tokens for a in given] == [model.generate([p], max_tokens=40)[0].tokens for p in prompts]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Generator:
+@pytest.fixture(scope="module", params=["ort-cpu", "onnx"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator:
+    """Return a model whose caches are written in place, or grow."""
     folder = tmp_path_factory.mktemp("model") / "out"
-    weft.compile(load_source(Decoder(vocab=VOCAB, dim=32, layers=STACKS["caches"], context=64)), folder)
+    source = load_source(Decoder(vocab=VOCAB, dim=32, layers=STACKS["caches"], context=64))
+    passes = "default" if request.param == "ort-cpu" else "default,-last-token-logits"
+    weft.compile(source, folder, target=request.param, passes=passes)
     found = weft.load(folder)
     assert isinstance(found, Generator)
     return found
@@ -121,6 +124,60 @@ def test_rows_have_sampling_options_of_their_own(model: Generator) -> None:
         assert answer.result.tokens == single.result.tokens
     assert given[4].result.tokens == [7] * 12
     assert len({tuple(answer.result.tokens) for answer in given}) == len(given)
+
+
+def test_single_greedy_answer_has_drafts(model: Generator) -> None:
+    """Drafts begin when the other row has ended, and end when another answer joins; tokens stay the same."""
+    prompts, lengths = [[5, 9, 5, 9, 5, 9], [3, 2, 1], [40, 41]], [50, 6, 5]
+    expected = [
+        model.generate([p], max_tokens=n, prompt_lookup_num_tokens=0)[0].tokens
+        for p, n in zip(prompts, lengths, strict=True)
+    ]
+    batch = new_batch(model.decoder, 2, prompt_lookup=8)
+    given = [model.answer(p, max_tokens=n) for p, n in zip(prompts, lengths, strict=True)]
+    for answer in given[:2]:
+        batch.join(answer)
+    while given[1].result.finish is None:
+        batch.advance()
+        assert batch.drafted_tokens == 0
+    while len(given[0].result.tokens) < 40:
+        batch.advance()
+    batch.join(given[2])
+    run(batch, [])
+    assert [answer.result.tokens for answer in given] == expected
+    timings = given[0].result.timings
+    assert batch.accepted_tokens == timings.accepted_tokens > 10
+    assert batch.drafted_tokens == timings.drafted_tokens
+    sampled = model.answer(prompts[0], max_tokens=50, sampling=Sampling(temperature=0.01, seed=1))
+    run(batch, [sampled])
+    assert sampled.result.timings.drafted_tokens == 0
+    plain = new_batch(model.decoder, 2)
+    run(plain, [model.answer(prompts[0], max_tokens=50)])
+    assert plain.drafted_tokens == 0
+
+
+def test_constraint_and_failed_draw_hold_for_drafts(model: Generator) -> None:
+    class Alternating:
+        """A language of 7 8 7 8 …, which fails after `most` tokens."""
+
+        def __init__(self, most: int) -> None:
+            self.count, self.most, self.is_complete = 0, most, False
+
+        def mask_logits(self, logits: Any) -> Any:
+            return np.where(np.arange(VOCAB) == 7 + self.count % 2, 0, -np.inf)
+
+        def accept_token(self, token: int) -> None:
+            self.count += 1
+            if self.count == self.most:
+                raise WeftError("no such token")
+
+    batch = new_batch(model.decoder, 2, prompt_lookup=8)
+    given = [model.answer([1, 2], max_tokens=40, constraint=Alternating(most)) for most in (99, 30)]
+    for answer in given:
+        run(batch, [answer])
+    assert given[0].result.tokens == [7, 8] * 20 and given[0].error is None
+    assert len(given[1].result.tokens) == 30 and str(given[1].error) == "no such token"
+    assert all(answer.result.timings.accepted_tokens > 5 for answer in given)
 
 
 class Evens:

@@ -137,7 +137,9 @@ def test_verified_drafts_are_the_tokens_of_the_model(wrong: int) -> None:
     drafts, tokens, active = [Drafts(Guess(wrong), 4) for _ in rows], np.zeros(2, np.int64), np.ones(2, np.bool_)
     add_tokens(rows, Answer.draw_token, context.prefill(prompts), tokens, active)
     while active.any():
-        verify_drafts(context, rows, drafts, tokens, active)
+        if not verify_drafts(context, rows, drafts, tokens, active):  # nothing is drafted
+            scores = context.step(tokens, active)
+            timings.decoded_tokens += add_tokens(rows, Answer.draw_token, scores, tokens, active)
     assert [row.result.tokens for row in rows] == [continue_sums([1, 2], 14), continue_sums([5], 9)]
     assert timings.decoded_tokens == 13 + 8
     assert timings.accepted_tokens <= timings.drafted_tokens

@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.core.speculation import Drafter, Drafts, PromptLookup, Speculation
+from weft.backends.runtime.core.speculation import Drafter, Drafts, PromptLookup, Speculation, ThriftyDrafts
 from weft.frontends import load_source
 from weft.ir.errors import WeftError
 
@@ -30,7 +30,7 @@ def built(
     return folder
 
 
-@pytest.fixture(scope="module", params=["ort-cpu", "torch"])
+@pytest.fixture(scope="module", params=["ort-cpu", "onnx", "torch"])
 def target(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -69,7 +69,7 @@ def test_right_and_wrong_drafts_give_the_same_tokens(
     model: Generator, prompts: list[list[int]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows accept different numbers of tokens, and end at different times."""
-    plain = model.generate(prompts, max_tokens=25, **options)
+    plain = model.generate(prompts, max_tokens=25, prompt_lookup_num_tokens=0, **options)
     answers = [[*prompt, *result.tokens] for prompt, result in zip(prompts, plain, strict=True)]
     for seed in range(3):
         guesses = Guesses(answers, seed)
@@ -118,7 +118,7 @@ def test_sampling_has_the_same_distribution(model: Generator) -> None:
 def test_length_limits_are_the_same_with_drafts(model: Generator, most: int | None) -> None:
     """At a number of tokens, and where the model's length ends."""
     prompt = PROMPTS[0]
-    (plain,) = model.generate([prompt], max_tokens=most)
+    (plain,) = model.generate([prompt], max_tokens=most, prompt_lookup_num_tokens=0)
     for count in (1, 5, 50):
         (found,) = model.generate([prompt], max_tokens=most, prompt_lookup_num_tokens=count)
         assert (found.tokens, found.finish) == (plain.tokens, plain.finish)
@@ -126,7 +126,7 @@ def test_length_limits_are_the_same_with_drafts(model: Generator, most: int | No
 
 def test_accepted_stop_token_ends_the_answer(folder: Path) -> None:
     model = weft.load(folder, device="cpu", trust=True)
-    (plain,) = model.generate([PROMPTS[0]], max_tokens=40)
+    (plain,) = model.generate([PROMPTS[0]], max_tokens=40, prompt_lookup_num_tokens=0)
     last = plain.tokens[-1]
     model.stop_ids = frozenset({last})
     (found,) = model.generate([PROMPTS[0]], max_tokens=40, prompt_lookup_num_tokens=8)
@@ -135,7 +135,8 @@ def test_accepted_stop_token_ends_the_answer(folder: Path) -> None:
 
 def test_models_that_cannot_verify_drafts_are_refused(model: Generator, target: str, tmp_path: Path) -> None:
     assert "rolling" in CAREFUL
-    rolling = weft.load(built([LOCAL, LOCAL], tmp_path / "rolling", target, every(target)), device="cpu", trust=True)
+    rolls = "ort-cpu" if target == "onnx" else target  # caches that grow drop tokens
+    rolling = weft.load(built([LOCAL, LOCAL], tmp_path / "rolling", rolls, every(rolls)), device="cpu", trust=True)
     with pytest.raises(WeftError, match="states and rolling caches cannot drop tokens"):
         rolling.generate(PROMPTS, prompt_lookup_num_tokens=2)
     with pytest.raises(WeftError, match="the assistant cannot drop rejected tokens"):
@@ -156,9 +157,47 @@ def test_models_that_cannot_verify_drafts_are_refused(model: Generator, target: 
         with pytest.raises(WeftError, match=words):
             model.generate(PROMPTS, **options)
     if target != "torch":
-        short = weft.load(built([WIDE], tmp_path / "short", target), device="cpu")
+        short = weft.load(built([WIDE], tmp_path / "short", "onnx"), device="cpu")
         with pytest.raises(WeftError, match='compile it with --passes "default,-last-token-logits"'):
             short.generate(PROMPTS, prompt_lookup_num_tokens=2)
+
+
+def test_single_greedy_answers_have_drafts_by_default_in_onnx_runtime(target: str, tmp_path: Path) -> None:
+    """Also in a folder of ort-cpu whose logits are those of the last token."""
+    passes = every(target) if target == "onnx" else "default"
+    model = weft.load(built([WIDE, LATENT], tmp_path / "out", target, passes), device="cpu", trust=True)
+    plain = model.generate(PROMPTS[0], max_tokens=50, prompt_lookup_num_tokens=0)
+    assert plain[0].timings.drafted_tokens == 0
+    drafted = model.generate(PROMPTS[0], max_tokens=50)
+    assert tokens(drafted) == tokens(plain)
+    timings = drafted[0].timings
+    assert (timings.accepted_tokens > 0) == (timings.drafted_tokens > 0) == (target != "torch")
+    for prompts, options in (
+        (PROMPTS[:2], {}),
+        (PROMPTS[:1], {"temperature": 0.1, "seed": 1}),
+        (PROMPTS, {"beams": 2}),
+    ):
+        found = model.generate(prompts, max_tokens=50, **options)
+        assert found[0].timings.drafted_tokens == 0
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.1, 0.3, 0.8])
+def test_default_drafts_save_time_or_cost_a_hundredth_at_most(cost: float) -> None:
+    """Simulate models whose calls take 1 + `cost` steps per drafted token, on texts that repeat more or less."""
+    rng, saved = np.random.default_rng(0), []
+    unseen = rng.integers(0, 40, 3000).tolist()  # pairs of tokens recur, but not what follows
+    repeated = np.concatenate([rng.integers(0, 40, 60).tolist() * 8 for _ in range(4)]).tolist()
+    for text in (unseen, repeated, unseen[:500] + repeated[:960] + unseen[500:], repeated[:300] + unseen):
+        drafts, at, seconds = ThriftyDrafts(), 1, 0.0
+        while at < len(text):
+            draft = drafts.propose(text[:at], len(text) - at - 1)
+            right = next((i for i, t in enumerate(draft) if t != text[at + i]), len(draft))
+            drafts.record(len(draft), right, 0.01 * (1 + cost * len(draft)))
+            seconds, at = seconds + 0.01 * (1 + cost * len(draft)), at + right + 1
+        plain = 0.01 * (len(text) - 1)
+        assert seconds <= 1.01 * plain + 0.02
+        saved.append(plain / seconds)
+    assert saved[1] > 0.8 * min(9 / (1 + 8 * cost), 3)
 
 
 def test_prompt_lookup_proposes_the_last_longest_match() -> None:
@@ -179,7 +218,7 @@ def test_draft_length_adapts_to_accepted_tokens() -> None:
     assert len(drafts.propose([], 100)) == 8
     assert len(drafts.propose([], 3)) == 3
     for accepted, count in ((2, 3), (1, 2), (2, 4), (3, 4), (4, 8), (8, 8)):
-        drafts.adapt_length(len(drafts.propose([], 100)), accepted)
+        drafts.record(len(drafts.propose([], 100)), accepted, 0.1)
         assert len(drafts.propose([], 100)) == count
 
 
@@ -190,7 +229,7 @@ def test_failed_drafts_pause_drafting() -> None:
 
     drafts, rests = Drafts(Counting(), 8), []
     for accepted in (0, 0, 0, 0, 0, 0, 1, 0):
-        drafts.adapt_length(len(drafts.propose([], 100)), accepted)
+        drafts.record(len(drafts.propose([], 100)), accepted, 0.1)
         rests.append(0)
         while not drafts.propose([], 100):
             rests[-1] += 1

@@ -23,6 +23,7 @@ from weft.frontends.dsl import MLA
 from weft.ir import interpret
 from weft.ir.errors import WeftError
 
+from ....frontends.formats.hf import peft_models as peft
 from ....sampling import ALL, each
 from ...handmade import LONGEST, decoder, save
 from ..pretended import Device
@@ -334,3 +335,29 @@ def test_full_cache_raises(tmp_path: Path) -> None:
         pass
     with pytest.raises(WeftError, match="no memory for the caches"), model.decoder.context(2**40, 6):
         pass
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx"])
+def test_selected_adapters_answer_as_merged_ones(target: str, tmp_path: Path) -> None:
+    base, layers = peft.save_base(tmp_path / "base"), {"first": ["q_proj", "down_proj"], "second": ["o_proj"]}
+    for seed, (name, modules) in enumerate(layers.items()):
+        peft.adapt(base, tmp_path / name, seed=seed, target_modules=modules)
+    folders = [tmp_path / name for name in layers]
+    weft.compile(base, tmp_path / "out", target=target, switch_adapters=folders, max_length=64)
+    model, answers = opened(tmp_path / "out"), []
+    assert list(model.adapters) == list(layers)
+    for name, selected in {"": model, **model.adapters, "again": model}.items():
+        merged = [tmp_path / name] if name in layers else []
+        weft.compile(base, tmp_path / f"merged{name}", target=target, adapters=merged, max_length=64)
+        alone, prompts = opened(tmp_path / f"merged{name}"), [peft.IDS, peft.IDS[:3]]
+        np.testing.assert_allclose(selected.logits(peft.IDS)[-1], alone.logits(peft.IDS)[-1], atol=1e-4)
+        answers.append(tokens(selected.generate(prompts, max_tokens=9)))
+        assert answers[-1] == tokens(alone.generate(prompts, max_tokens=9))
+    assert answers[0] == answers[3] and len(set(map(str, answers))) == 3
+
+
+def test_unreadable_adapter_is_named(folder: Path, model: Generator, tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx_adapter").write_bytes(b"no adapter")
+    decoder: Any = model.decoder
+    with pytest.raises(WeftError, match=r"bad\.onnx_adapter: ONNX Runtime cannot read it"):
+        decoder.select_adapter("bad", tmp_path / "bad.onnx_adapter")

@@ -25,7 +25,7 @@ class Scripted:
         self.capacity, self.lengths = max_length, np.zeros(len(scripts), np.int64)
         self.max_prompt, self.start, self.cache_bytes, self.chunk = max_length, None, 0, 512
         self.said: list[list[int]] = []
-        self.experts, self.sound, self.shares_prefixes = ExpertCounts(), None, False
+        self.experts, self.sound, self.shares_prefixes, self.drafts_pay = ExpertCounts(), None, False, False
 
     @contextmanager
     def context(self, batch: int, tokens: int) -> Iterator[Scripted]:

@@ -147,7 +147,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         **dict.fromkeys(("--host", "--port", "--model-name", "--api-key"), "Servers of all kinds of models have it."),
         **dict.fromkeys(("--max-batch", "--max-queue", "--max-body"), "Servers of all kinds of models have it."),
         **dict.fromkeys(("--client-timeout", "--drain"), "Servers of all kinds of models have it."),
-        "--prefix-cache": "It changes the time alone, and servers of other models refuse it.",
+        **dict.fromkeys(("--prefix-cache", "--prompt-lookup"), "Servers of other models refuse what changes the time."),
         "--device": "Each device computes the same.",
         "--threads": "Threads change the time alone.",
         **OPENING,
@@ -173,7 +173,7 @@ def test_every_option_is_classified(command: str) -> None:
 
 
 def test_tables_contain_existing_options_only() -> None:
-    assert {name for names, *_ in APPLIES for name in names.split()} <= flags("run").keys()
+    assert {name for names, *_ in APPLIES for name in names.split()} <= flags("run").keys() | flags("serve").keys()
     for table in (NEEDS, EXCLUDES):
         for command, rows in table.items():
             known = flags(command).keys() | {"models"}

@@ -75,15 +75,16 @@ def test_run_drafts_by_prompt_lookup_and_by_an_assistant(compiled: Path, tmp_pat
     (tmp_path / "tiny.py").write_text(TINY)
     done("compile", tmp_path / "tiny.py", "-o", tmp_path / "out", "--passes", "default,-last-token-logits")
     args = ("run", tmp_path / "out", "--ids", "4,5,6,4,5,6,4,5", "--max-tokens", "12")
-    plain = done(*args)
+    plain = done(*args, "--prompt-lookup", "0")
     assert "drafted" not in plain.stderr
     looked, assisted = done(*args, "--prompt-lookup", "4"), done(*args, "--assistant", tmp_path / "out")
-    assert looked.stdout == assisted.stdout == plain.stdout
+    assert looked.stdout == assisted.stdout == done(*args).stdout == plain.stdout
     assert "drafted tokens right" in assisted.stderr
     both = refused("run", tmp_path / "out", "--ids", "4", "--prompt-lookup", "4", "--assistant", tmp_path / "out")
     assert "but there is an assistant too, and only one can draft tokens: leave out either" in both
+    done("compile", tmp_path / "tiny.py", "-o", tmp_path / "last", "--target", "onnx")
     assert "it cannot verify drafted tokens: compile it with" in refused(
-        "run", compiled, "--ids", "4", "--prompt-lookup", "4"
+        "run", tmp_path / "last", "--ids", "4", "--prompt-lookup", "4"
     )
 
 

@@ -92,7 +92,7 @@ class Held:
 @contextmanager
 def held(server: Server) -> Iterator[Held]:
     """Hold the model of a server while the block runs."""
-    batch, hold = cast(Any, server.service.worker)._batch, Held()
+    batch, hold = cast(Any, server.service.worker)._batches[""], Held()
     advance = batch.advance
 
     def wait() -> Any:

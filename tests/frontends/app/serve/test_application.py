@@ -123,13 +123,13 @@ def test_a_full_queue_refuses(folder: Path) -> None:
 def test_model_errors_are_logged_and_not_sent_to_clients(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(folder) as server, official(server) as client:
         batch: Any = server.service.worker
-        advance = batch._batch.advance
+        advance = batch._batches[""].advance
         for error in (WeftError("/secret/model.onnx: broken"), KeyError("secret")):
 
             def fail(error: Exception = error) -> None:
                 raise error
 
-            batch._batch.advance = fail
+            batch._batches[""].advance = fail
             with pytest.raises(openai.InternalServerError) as refused:
                 client.completions.create(**TEXT)
             assert refused.value.type == "server_error" and "secret" not in str(refused.value)
@@ -137,7 +137,7 @@ def test_model_errors_are_logged_and_not_sent_to_clients(folder: Path, caplog: p
                 list(stream)
             assert "secret" not in str(streamed.value)
             assert "secret" in caplog.text  # the log tells
-            batch._batch.advance = advance
+            batch._batches[""].advance = advance
             assert client.completions.create(**TEXT).choices[0].text is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ import weft
 from weft import MLP, Attention, Block, Encoder, LayerNorm
 from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
+from weft.frontends.app.serve.server_settings import ServerSettings
+from weft.frontends.app.serve.service import Service
+from weft.ir.errors import WeftError
 
+from ...formats.hf import peft_models as peft
 from .serving import CONTEXT, NAME, http, served
 from .serving import client as official
 
@@ -126,3 +131,34 @@ def test_encoder_refuses_long_inputs_and_completions(encoder: Path) -> None:
 def test_a_decoder_has_no_embeddings(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="has no embeddings"):
         client.embeddings.create(model=NAME, input="it")
+
+
+def test_requests_name_an_adapter(tmp_path: Path) -> None:
+    """Adapters answer together, each as its merged model, and share no stored prefixes."""
+    base = peft.save_base(tmp_path / "base")
+    peft.write_tokenizer(base)
+    layers = {"first": ["q_proj", "down_proj"], "second": ["o_proj"]}
+    for seed, (name, modules) in enumerate(layers.items()):
+        peft.adapt(base, tmp_path / name, seed=seed, target_modules=modules)
+    weft.compile(base, tmp_path / "out", switch_adapters=[tmp_path / name for name in layers], max_length=160)
+    (tmp_path / "out" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    prompt, expected = " ".join(f"w{3 + i * 7 % 50}" for i in range(100)), {}
+    for name in (NAME, *layers):
+        weft.compile(base, tmp_path / f"{name}-merged", adapters=[tmp_path / name] * (name in layers), max_length=160)
+        expected[name] = weft.load(tmp_path / f"{name}-merged").generate(prompt, max_tokens=12)[0].text
+    assert len(set(expected.values())) == 3
+    with served(tmp_path / "out") as server, official(server) as client:
+        listed = {model.id: model.model_dump()["parent"] for model in client.models.list()}
+        assert listed == {NAME: None, "first": NAME, "second": NAME}
+        assert client.models.retrieve("first").id == "first"
+        for cached in (0, 64):
+            with ThreadPoolExecutor(3) as pool:
+                answers = list(pool.map(lambda name: complete(client, prompt, model=name, max_tokens=12), expected))
+            assert {answer.model: answer.choices[0].text for answer in answers} == expected
+            assert {answer.usage.prompt_tokens_details.cached_tokens for answer in answers} == {cached}
+        found = client.responses.create(model="second", input=prompt, temperature=0, max_output_tokens=12)
+        assert (found.model, found.output_text) == ("second", expected["second"])
+        with pytest.raises(openai.NotFoundError, match="`third` does not exist"):
+            complete(client, prompt, model="third")
+    with pytest.raises(WeftError, match="an adapter has the name first as well: choose another by --model-name"):
+        Service(weft.load(tmp_path / "out"), ServerSettings(name="first"))

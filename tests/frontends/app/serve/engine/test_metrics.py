@@ -46,6 +46,19 @@ def test_stored_prefixes_are_counted(folder: Path) -> None:
     assert int(samples["weft_prefix_bytes"]) == 2 * 2 * 2 * 2 * BLOCK * 12 * 4  # blocks, layers, keys and values, heads
 
 
+def test_drafted_tokens_are_counted(folder: Path) -> None:
+    fields = {"model": NAME, "prompt": "x", "max_tokens": 60, "temperature": 0, "logit_bias": {"70": 100}}
+    for most in (8, 0):
+        with served(folder, prompt_lookup=most) as server, http(server) as plain:
+            assert plain.post("/v1/completions", json=fields).status_code == 200
+            lines = plain.get("/metrics").text.splitlines()
+        samples = {
+            line.split()[0]: int(line.split()[1]) for line in lines if "ed_tokens_total " in line and line[0] != "#"
+        }
+        assert (samples["weft_accepted_tokens_total"] > 20) == (most > 0)
+        assert samples["weft_drafted_tokens_total"] >= samples["weft_accepted_tokens_total"]
+
+
 def test_counters_with_and_without_a_label() -> None:
     plain, labelled = Counter("n", "Help."), Counter("ends", "Help.", "state")
     assert [*plain.format_samples()] == ["n 0"] and [*labelled.format_samples()] == []

@@ -113,5 +113,6 @@ def test_truncated_unit_vectors_are_rescaled_and_others_are_not() -> None:
 
 
 def test_model_record_states_its_maximum_length() -> None:
-    record = describe_model("tiny", 9, 768)
-    assert (record["id"], record["object"], record["created"], record["max_model_len"]) == ("tiny", "model", 9, 768)
+    record = describe_model("mine", 9, 768, "tiny")
+    assert (record["id"], record["object"], record["created"], record["max_model_len"]) == ("mine", "model", 9, 768)
+    assert record["parent"] == "tiny"
