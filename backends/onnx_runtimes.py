@@ -59,10 +59,8 @@ RUNTIMES = {
             lacks=("Scan", BLOCKS, EXPERT_CODES),
             dtypes=("f32",),
         ),
-        OnnxRuntime("ort-node", "onnxruntime-node", "1.30.0", tried=False),
-        OnnxRuntime(
-            "ort-web", "onnxruntime-web, in WebAssembly; it gets the data file by externalData", "1.31.0", tried=False
-        ),
+        OnnxRuntime("ort-node", "onnxruntime-node", "1.30.0"),
+        OnnxRuntime("ort-web", "onnxruntime-web, in WebAssembly; it gets the data file by externalData", "1.31.0"),
         OnnxRuntime("tensorrt", "NVIDIA TensorRT by its ONNX parser", "11", tried=False, opset=22),
         OnnxRuntime("coreml", _describe_provider("CoreML", "macOS and iOS"), "1.31", tried=False, opset=20),
         OnnxRuntime("directml", _describe_provider("DirectML", "Windows"), "1.24", tried=False, opset=20),

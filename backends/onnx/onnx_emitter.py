@@ -360,7 +360,7 @@ class OnnxEmitter:
         """Return the weights that are also graph inputs, so that a caller or an adapter can replace them at run time.
         Literals are replaceable only in ONNX Runtime on a CPU, where weft uses this."""
         tensors, values = find_switched_tensors(self.graph.reader), []
-        opens = self.target.contrib and self.target.device == "cpu"
+        opens = self.target.contrib and self.target.device == "cpu" and not self.target.decodes
         for weight in self.weights.values():
             if isinstance(weight.recipe, Literal) and weight.recipe.replaceable:
                 if opens and self._open_axis(weight.value):

@@ -22,6 +22,7 @@ from weft import (
     Block,
     CrossAttention,
     Decoder,
+    Dense,
     Encoder,
     EncoderDecoder,
     GatedMLP,
@@ -30,6 +31,7 @@ from weft import (
     Mamba,
     MoE,
     RoPE,
+    SentencePooling,
     Sinusoidal,
     TaskHead,
 )
@@ -42,7 +44,7 @@ from .runtimes import Runtime, RuntimeRefusal
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "runtimes.md"
-TRIED = ("openvino", "tract", "mnn")  # that pip installs
+TRIED = ("openvino", "tract", "mnn", "ort-node", "ort-web")  # that pip and npm install
 VOCAB, PROMPT, LENGTH = 96, 6, 9
 _ROTATED = Attention(4, kv_heads=2, rope=RoPE())
 _READS = Block(Attention(4), MLP(64, "relu", bias=True), LayerNorm(1e-6), arrangement="post")
@@ -57,6 +59,8 @@ MODELS: dict[str, Any] = {
     "Mamba": Decoder(VOCAB, 64, 2, Block(Mamba(128), None)),
     "encoder": Encoder(VOCAB, 64, 2, _BERT, **_ENDS),
     "classifier": Encoder(VOCAB, 64, 2, _BERT, **_ENDS, head=TaskHead("text-classification", 3, pool="first")),
+    "reranker": Encoder(VOCAB, 64, 2, _BERT, **_ENDS, head=TaskHead("text-classification", 1, pool="first")),
+    "sentence vectors": Encoder(VOCAB, 64, 2, _BERT, **_ENDS, sentence=SentencePooling(after=(Dense(48),))),
     "encoder-decoder": EncoderDecoder(
         Encoder(VOCAB, 64, 2, _READS, positions=Sinusoidal(32)),
         Decoder(VOCAB, 64, 2, _WRITES, positions=Sinusoidal(32), tie_embeddings=True),

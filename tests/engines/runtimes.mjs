@@ -29,11 +29,13 @@ function encode(tensor) {
 }
 
 async function load(file) {
-  if (name === "ort-node") return ort.InferenceSession.create(file);
+  // Without this, activations before quantized weights are rounded to 8 bits.
+  const options = { extra: { session: { qdq_matmulnbits_accuracy_level: "1" } } };
+  if (name === "ort-node") return ort.InferenceSession.create(file, options);
   const siblings = fs.readdirSync(path.dirname(file)).filter((f) => /[._]data(_\d+)?$/.test(f));
   const read = (f) => new Uint8Array(fs.readFileSync(path.join(path.dirname(file), f)));
   const externalData = siblings.map((f) => ({ path: f, data: read(f) }));
-  return ort.InferenceSession.create(new Uint8Array(fs.readFileSync(file)), { externalData });
+  return ort.InferenceSession.create(new Uint8Array(fs.readFileSync(file)), { ...options, externalData });
 }
 
 const mapValues = (entries, f) => Object.fromEntries(Object.entries(entries).map(([key, value]) => [key, f(value)]));

@@ -4,8 +4,8 @@ The method `run(path, inputs)` of a `Runtime` loads an ONNX file and returns the
 refusal of the runtime raises `RuntimeRefusal`, and the next call starts a new process. A file that was just run stays
 loaded, so further calls measure what one loaded model accepts.
 
-This file is also the script of these processes; runtimes.mjs is that of Node, whose packages are in the folder
-node_modules of the folder that the environment variable WEFT_NODE names.
+This file is also the script of these processes; runtimes.mjs is that of Node, whose packages are in build/node, or in
+the folder that the environment variable WEFT_NODE names.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ class Runtime:
         script = Path(__file__)
         command = [sys.executable, "-P", str(script)]
         if self.name in IN_NODE:
-            command = ["node", str(script.with_suffix(".mjs")), os.environ["WEFT_NODE"]]
+            command = [
+                "node",
+                str(script.with_suffix(".mjs")),
+                os.environ.get("WEFT_NODE", str(script.parents[2] / "build" / "node")),
+            ]
         self._replies, writer = os.pipe()
         command += [self.name, str(writer)]
         self._process = subprocess.Popen(

@@ -6,6 +6,7 @@ Never here: what a model computes; the layout of its files (hub_layout.py).
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,10 +26,7 @@ PAGE = ("index.html", "worker.js", "loader.js")
 SCRIPTS = "javascript"  # the folder of copied scripts
 WASM = "ort-wasm-simd-threaded.asyncify"  # ONNX Runtime with WebAssembly and WebGPU, which transformers.js loads
 # Classes of tokenizers from which transformers.js returns token types; their rules are in tokenizer.json.
-TYPED = tuple(
-    f"{name}Tokenizer"
-    for name in "Bert Albert ConvBert Deberta DebertaV2 Electra Herbert MobileBert RoFormer SqueezeBert XLM".split()
-)
+TYPED = r"(Bert|Albert|ConvBert|Deberta|DebertaV2|Electra|Herbert|MobileBert|RoFormer|SqueezeBert|XLM)Tokenizer(Fast)?"
 # Threads need these headers. Netlify and Cloudflare Pages read them from a file of this name; others have settings.
 HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedder-Policy: require-corp\n"
 
@@ -69,11 +67,10 @@ class WebFolder(HubFolder):
         path = folder / TOKENIZER
         if path.is_file() and "token_type_ids" in self._graph.inputs:
             config = read_json(path)
-            name = str(config.get("tokenizer_class", "")).removesuffix("Fast")
-            if name not in TYPED:
+            if not re.fullmatch(TYPED, str(config.get("tokenizer_class", ""))):
                 rules = read_json(folder / "tokenizer.json").get("normalizer") or {}
                 cases = {"do_lower_case": rules["lowercase"]} if "lowercase" in rules else {}
-                write_json(path, config | {"tokenizer_class": TYPED[0]} | cases)
+                write_json(path, config | {"tokenizer_class": "BertTokenizer"} | cases)
 
     def describe(self) -> dict[str, Any]:
         library = f"./{SCRIPTS}/{self._scripts[0].name}" if self._scripts else CDN
