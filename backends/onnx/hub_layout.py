@@ -143,15 +143,22 @@ class HubFolder(OnnxFolder):
         return {**named, "transformers.js_config": {"dtype": self._target.precision}, "weft": self.describe()}
 
     def describe(self) -> dict[str, Any]:
-        """Return what a page needs to know about the model."""
+        """Return the properties of the model that a page reads."""
         meta, names = self._graph.meta, ("pooling", "sentence", "task")
-        known = {name: meta[name] for name in names if name in meta}
+        properties = {name: meta[name] for name in names if name in meta}
         if len(meta.get("labels", ())) == 1:
-            known["ranks"] = True  # it scores pairs of texts
+            properties["ranks"] = True  # one score per pair
         if self._has_states:
             carried = make_manifest_records(self._graph, self._states)["carried"]
-            known["states"] = [{k: v for k, v in s.items() if k in ("input", "output", "initial")} for s in carried]
-        return {"name": self._graph.name, "kind": meta["kind"], "parameters": count_parameters(self._graph), **known}
+            properties["states"] = [
+                {k: v for k, v in s.items() if k in ("input", "output", "initial")} for s in carried
+            ]
+        return {
+            "name": self._graph.name,
+            "kind": meta["kind"],
+            "parameters": count_parameters(self._graph),
+            **properties,
+        }
 
     def _list_tokens(self) -> dict[str, Any]:
         meta, stops = self._graph.meta, self._graph.meta.get("eos_token_ids") or []
@@ -167,15 +174,14 @@ class HubFolder(OnnxFolder):
 
 
 def _rename_caches(graph: onnx.Graph) -> None:
-    """Name the caches of a decoder that reads an encoder's output as optimum names them: past_key_values.0.decoder.key,
-    beside those of cross-attentions."""
+    """Name the caches of a decoder that reads an encoder's output as optimum does: past_key_values.0.decoder.key."""
     if any(value.name == HIDDEN for value in graph.inputs):
         for value in (*graph.inputs, *graph.outputs):
             value.name = re.sub(r"^(past_key_values|present)(\.\d+)\.", r"\1\2.decoder.", str(value.name))
 
 
 def _list_sizes(graph: Graph) -> dict[str, Any]:
-    """Return the sizes of caches in the terms of a llama, and in an encoder-decoder in those of a bart. They fit the
+    """Return the sizes of caches by the config keys of a llama, or of a bart for an encoder-decoder. They fit the
     caches of `graph`, so hidden_size may differ from that of the model."""
     layers = make_cache_records(find_state_inputs(graph))
     heads, width = layers[0]["kv_heads"], layers[0]["head_dim"]

@@ -42,7 +42,7 @@ class WebOptions(Options):
 class WebBackend(OnnxBackend):
     """The target of transformers.js. Attention and norms are operators of ONNX Runtime, which has WebGPU kernels for
     them; weights are decoded by DequantizeLinear, as WebAssembly multiplies slowly by codes: ONNX Runtime fuses it with
-    products in Node and on GPUs, and decodes the weights once in WebAssembly if its session is told so."""
+    products in Node and on GPUs; in WebAssembly an option of its session decodes the weights once."""
 
     caches: str = "concat"
     layout: str = "optimum"
@@ -59,8 +59,8 @@ class WebBackend(OnnxBackend):
             kind = (weights or "").partition("{")[0].strip() or None
             names = [n for n, precision in PRECISIONS.items() if precision == (self.dtype(dtype), kind)]
             if not names:
-                known = ", ".join(f"{d} {w or ''}".strip() for d, w in PRECISIONS.values())
-                raise WeftError(f"transformers.js has no name for {self.dtype(dtype)} {kind or ''}; it has {known}")
+                pairs = ", ".join(f"{d} {w or ''}".strip() for d, w in PRECISIONS.values())
+                raise WeftError(f"transformers.js has no name for {self.dtype(dtype)} {kind or ''}; it has {pairs}")
             return [Variant(replace(self, precision=names[0]), dtype, weights)]
         if unknown := [name for name in names if name not in PRECISIONS]:
             raise WeftError(f"--precisions {unknown[0]!r} is unknown: choose of {', '.join(PRECISIONS)}")

@@ -1,6 +1,6 @@
 """Folders with a page that runs their model in a browser: index.html, and worker.js for the model.
 
-Never here: what a model computes; the layout of its files (hub_layout.py).
+Never here: computations of a model; the layout of its files (hub_layout.py).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _find_scripts(modules: Path) -> list[Path]:
     """Return the paths of transformers.js and ONNX Runtime's files in the node_modules folder `modules`. Raises
     WeftError if one is missing, or transformers.js has another version than the page is for."""
     package = modules / "@huggingface" / "transformers"
-    advice = f"run `npm install --ignore-scripts @huggingface/transformers@{VERSION}` beside it"
+    advice = f"run `npm install --ignore-scripts @huggingface/transformers@{VERSION}` next to it"
     if not (package / "package.json").is_file():
         raise WeftError(f"{modules} has no @huggingface/transformers: {advice}")
     if (version := Record.read(package / "package.json").text("version")) != VERSION:

@@ -120,23 +120,6 @@ def test_chat_templates_and_token_types_reach_transformers_js(tmp_path: Path) ->
     assert (tmp_path / "out/index.html").is_file()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precisions": "q5"}, "--precisions 'q5' is unknown: choose of fp32, fp16, q8"),
-        ({"precisions": "q4", "weights": "int4"}, "--precisions states dtype and weights"),
-        ({"weights": "int3"}, "transformers.js has no name for f32 int3; it has f32, f16, f32 int8"),
-        ({"dtype": "f16", "weights": "int8"}, "transformers.js has no name for f16 int8"),
-        ({"passes": "default, -kv-cache, -last-token-logits"}, "it generates only with caches: leave kv-cache"),
-        ({"javascript": "nowhere"}, "nowhere has no @huggingface/transformers: run `npm install"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match=message):
-        compiled("llama-gqa-tied", tmp_path, **options)
-    assert not (tmp_path / "out").exists()
-
-
 def test_states_other_than_caches_are_for_the_loader_alone(tmp_path: Path) -> None:
     _, folder = compiled("mamba", tmp_path, precisions="fp32")
     config = json.loads((folder / "config.json").read_text())
