@@ -15,7 +15,7 @@ encoder as a bert and any encoder-decoder as a bart, so these are the types that
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,15 @@ from weft.ir.op import StateKind
 from weft.ir.recipes.readers import find_switched_tensors
 from weft.ir.storage.documents import read_json, write_json
 from weft.passes.analysis.costs import count_parameters
-from weft.passes.analysis.states import find_state_inputs, make_cache_records, make_manifest_records, make_state_records
-from weft.passes.library.target.sides import HIDDEN
+from weft.passes.analysis.states import (
+    SOUND,
+    NamedState,
+    find_state_inputs,
+    make_cache_records,
+    make_manifest_records,
+    make_state_records,
+)
+from weft.passes.library.target.sides import HIDDEN, IDS, MASK
 
 from ..options import Options
 from ..runtime.text.chat import read_templates
@@ -40,6 +47,7 @@ SUFFIXES = {"fp32": "", "fp16": "_fp16", "q8": "_quantized", "q4": "_q4", "q4f16
 NAMES = {"model": "model", "encoder": "encoder_model", "decoder": "decoder_model_merged"}  # by form
 TOKENIZER = "tokenizer_config.json"
 TYPES = {"encoder": "bert", "decoder": "llama", "encoder-decoder": "bart"}  # model_type, by kind
+FED = {"input_ids", "attention_mask", "position_ids", "token_type_ids", IDS, MASK}
 MOST_BYTES = 2_000_000_000  # of a data file: browsers cannot hold 2 GiB in one buffer
 TOKENS = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 ANSWER_KEYS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
@@ -51,15 +59,29 @@ def name_file(form: str, precision: str) -> str:
     return f"onnx/{NAMES[form]}{SUFFIXES[precision]}.onnx"
 
 
-def find_refusal(graph: Graph) -> str | None:
-    """Return why transformers.js cannot run `graph`; None if it can."""
-    kind, states = graph.meta.get("kind"), list(find_state_inputs(graph))
-    if kind not in ("decoder", "encoder", "encoder-decoder"):
-        return f"it runs decoders, encoders and encoder-decoders, not a model of kind {kind}"
+def _find_refusal(graph: Graph, states: Sequence[NamedState]) -> str | None:
+    """Return why neither transformers.js nor optimum can run `graph`, with these `states`; None if they can."""
+    kind, others = graph.meta.get("kind"), graph.inputs.keys() - FED - {name for _, name, _ in states}
+    if others & {*SOUND}:
+        return "it reads sound, which needs a processor that the folder would not have"
+    if kind not in TYPES:
+        return f"it holds decoders, encoders and encoder-decoders, not a model of kind {kind}"
+    if others:
+        return f"its libraries do not feed {', '.join(sorted(others))}"
     if kind != "encoder" and not states:
-        return "it generates only with caches: leave kv-cache in --passes"
+        return "its libraries generate only with caches: leave kv-cache in --passes"
     if find_switched_tensors(graph.reader) is not None:
-        return "it cannot select adapters: merge one with --adapter"
+        return "its libraries cannot select adapters: merge one with --adapter"
+    return None
+
+
+def _find_cache_refusal(states: Sequence[NamedState]) -> str | None:
+    """Return why optimum cannot keep `states` between calls; None if it can."""
+    layers = make_cache_records(states)
+    if _has_other_states(states) or any(layer["latent"] for layer in layers):
+        return "optimum keeps caches of keys and of values between calls, and no other states"
+    if len({(layer["kv_heads"], layer["head_dim"]) for layer in layers}) > 1:
+        return "optimum keeps caches of one size, and those of its layers differ"
     return None
 
 
@@ -71,12 +93,8 @@ class HubFolder(OnnxFolder):
         self, forms: Mapping[str, Graph], target: Backend, length: int, options: Options, notes: list[str]
     ) -> None:
         self._graph, self._length = forms[""], length
-        reason, self._states = find_refusal(self._graph), list(find_state_inputs(self._graph))
-        self._has_states = bool(make_state_records(self._states)) or any(
-            spec.kind is StateKind.INDEX for spec, _, _ in self._states
-        )
-        if self._has_states and not self.runs_states:
-            reason = "optimum keeps caches of keys and values between calls, and no other states"
+        self._states = list(find_state_inputs(self._graph))
+        reason = _find_refusal(self._graph, self._states) or self.find_cache_refusal()
         if reason is not None:
             raise WeftError(f"the layout optimum does not fit {self._graph.name}: {reason}")
         super().__init__(forms, target, length, options, notes)
@@ -84,7 +102,9 @@ class HubFolder(OnnxFolder):
             _rename_caches(built.model.graph)
         self.facts |= {"layout": "optimum", "models": list(self._models)}
 
-    runs_states = False  # states other than caches of keys and values
+    def find_cache_refusal(self) -> str | None:
+        """Return why the libraries that open the folder cannot keep the states of the model; None if they can."""
+        return _find_cache_refusal(self._states)
 
     def name_file(self, form: str) -> str:
         return name_file(form, self._target.precision)
@@ -127,11 +147,11 @@ class HubFolder(OnnxFolder):
         """Return config.json. Libraries read the sizes of caches from it, or take them from the model."""
         meta, kind = self._graph.meta, self._graph.meta["kind"]
         config = {
-            "model_type": "weft" if self._has_states else TYPES[kind],
+            "model_type": "weft" if _has_other_states(self._states) else TYPES[kind],
             "vocab_size": meta.get("vocab"),
             "max_position_embeddings": self._length,
             **self._list_tokens(),
-            **(_list_sizes(self._graph) if kind != "encoder" and not self._has_states else {}),
+            **(_list_sizes(self._graph) if kind != "encoder" and not _has_other_states(self._states) else {}),
         }
         if kind == "encoder-decoder":
             config["is_encoder_decoder"] = True
@@ -148,7 +168,7 @@ class HubFolder(OnnxFolder):
         properties = {name: meta[name] for name in names if name in meta}
         if len(meta.get("labels", ())) == 1:
             properties["ranks"] = True  # one score per pair
-        if self._has_states:
+        if _has_other_states(self._states):
             carried = make_manifest_records(self._graph, self._states)["carried"]
             properties["states"] = [
                 {k: v for k, v in s.items() if k in ("input", "output", "initial")} for s in carried
@@ -171,6 +191,11 @@ class HubFolder(OnnxFolder):
     def _list_sampling(self) -> dict[str, Any]:
         sampling = self._graph.meta.get("sampling", {})
         return {name: value for name, value in sampling.items() if name in SAMPLING}
+
+
+def _has_other_states(states: Sequence[NamedState]) -> bool:
+    """Return whether `states` has others than caches of an attention."""
+    return bool(make_state_records(states)) or any(spec.kind is StateKind.INDEX for spec, _, _ in states)
 
 
 def _rename_caches(graph: onnx.Graph) -> None:

@@ -44,8 +44,6 @@ class WebFolder(HubFolder):
         if not self._scripts:
             notes.append(f"the page loads transformers.js {VERSION} from cdn.jsdelivr.net; see --javascript")
 
-    runs_states = True  # by loader.js
-
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         super().write(folder, step)
         if not (folder / "tokenizer.json").is_file():
@@ -61,6 +59,9 @@ class WebFolder(HubFolder):
                 copy.with_name(f"{copy.name}.gz").write_bytes(gzip.compress(script.read_bytes(), mtime=0))
             else:
                 shutil.copyfile(script, copy)
+
+    def find_cache_refusal(self) -> str | None:
+        return None  # transformers.js reads sizes from the model; loader.js keeps other states
 
     def complete_tokenizer(self, folder: Path) -> None:
         super().complete_tokenizer(folder)

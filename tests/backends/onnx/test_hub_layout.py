@@ -19,11 +19,12 @@ from weft.backends.onnx import hub_layout
 from ...e2e.families import ROWS, VOCAB
 from ...e2e.head_models import BERT, save
 from ...e2e.seq2seq import SEQ2SEQ
+from ...e2e.sounds import SPEECH
 
 
 def compiled(name: str, folder: Path, target: str = "web", **options: Any) -> tuple[Any, Path]:
     """Return the model of transformers and its compiled folder."""
-    model = (ROWS | SEQ2SEQ)[name].save(folder / "hf").eval()
+    model = (ROWS | SEQ2SEQ | SPEECH)[name].save(folder / "hf").eval()
     weft.compile(folder / "hf", folder / "out", target=target, max_length=48, **options)
     return model, folder / "out"
 
@@ -33,7 +34,7 @@ def sizes(value: Any) -> list[str | int]:
 
 
 @pytest.mark.parametrize("target", ["web", "onnx"])
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "bloom", "mistral-gqa", "gpt-oss", "gemma2", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "bloom", "mistral-gqa", "gpt-oss", "gemma2", "mpt"])
 def test_left_padded_rows_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     options = {"precisions": "fp32"} if target == "web" else {"layout": "optimum"}
     model, folder = compiled(name, tmp_path, target, **options)
@@ -127,7 +128,9 @@ def test_states_other_than_caches_are_for_the_loader_alone(tmp_path: Path) -> No
     assert {state["input"] for state in config["weft"]["states"]} <= {
         value.name for value in ort.InferenceSession(folder / "onnx/model.onnx").get_inputs()
     }
-    with pytest.raises(WeftError, match="the layout optimum does not fit mamba: optimum keeps caches"):
+    with pytest.raises(
+        WeftError, match="the layout optimum does not fit mamba: optimum keeps caches of keys and of values"
+    ):
         compiled("mamba", tmp_path, "onnx", layout="optimum")
 
 
@@ -149,3 +152,16 @@ def test_scripts_are_copied_and_the_runtime_is_compressed(tmp_path: Path) -> Non
     (package / "package.json").write_text('{"version": "3.0.0"}')
     with pytest.raises(WeftError, match=r"has version 3.0.0, but the page is for 4.3.2"):
         weft.compile(tmp_path / "hf", tmp_path / "out", target="web", javascript=str(modules))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("whisper", "it reads sound, which needs a processor"),
+        ("deepseek-v3", "optimum keeps caches of keys and of values"),
+        ("gemma4", "optimum keeps caches of one size|no other states"),
+    ],
+)
+def test_models_that_the_libraries_cannot_feed_are_refused(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match=f"the layout optimum does not fit .*: {message}"):
+        compiled(name, tmp_path, "onnx", layout="optimum")
