@@ -100,7 +100,7 @@ class HubFolder(OnnxFolder):
         super().__init__(forms, target, length, options, notes)
         for built in self._models.values():
             _rename_caches(built.model.graph)
-        self.facts |= {"layout": "optimum", "models": list(self._models)}
+        self.facts |= {"layout": "optimum", "precision": target.precision, "models": list(self._models)}
 
     def find_cache_refusal(self) -> str | None:
         """Return why the libraries that open the folder cannot keep the states of the model; None if they can."""

@@ -61,7 +61,7 @@ def _read_weft_folder(folder: Path) -> FolderFacts:
     if kind == "encoder-decoder" and "layout" in data:
         raise WeftError(
             f"weft cannot run {folder}, an encoder-decoder in the layout of optimum: load it with optimum or "
-            f"transformers.js, or compile it again with `weft compile {folder} -o OUT`"
+            f"transformers.js, or compile its source without this layout"
         )
     if kind == "encoder":
         optional = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}

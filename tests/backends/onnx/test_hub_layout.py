@@ -15,6 +15,7 @@ import torch
 import weft
 from weft import WeftError
 from weft.backends.onnx import hub_layout
+from weft.frontends.app.api.verify.verification import verify_folder
 
 from ...e2e.families import ROWS, VOCAB
 from ...e2e.head_models import BERT, save
@@ -165,3 +166,14 @@ def test_scripts_are_copied_and_the_runtime_is_compressed(tmp_path: Path) -> Non
 def test_models_that_the_libraries_cannot_feed_are_refused(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=f"the layout optimum does not fit .*: {message}"):
         compiled(name, tmp_path, "onnx", layout="optimum")
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "bert"])
+@pytest.mark.parametrize("options", [{"target": "web"}, {"target": "onnx", "layout": "optimum", "weights": "int8"}])
+def test_folders_are_verified_against_their_source(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    ROWS[name].save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out", **options)
+    result = verify_folder(tmp_path / "out")
+    assert result.passed
+    assert result.weights is not None
+    assert result.weights.tensors > 10

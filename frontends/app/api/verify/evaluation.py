@@ -35,7 +35,7 @@ from ..weights import expand_weights
 from .divergence import compute_layer_errors, measure_seconds, score_embeddings, score_tokens
 
 WINDOW = 512  # tokens per window, which starts without context, unless a model supports fewer
-_WEIGHTS = (".onnx", ".data", ".safetensors")  # suffixes of files with weights
+_WEIGHTS = (".onnx", ".data", ".onnx_data", ".safetensors")  # suffixes of files with weights
 WATCHED = 64  # tokens that are compared inside the models
 
 
@@ -260,7 +260,7 @@ def _open_all(
         manifest = read_manifest(folder)
         _check_kind(name, manifest.text("kind", None))
         runnable = load(folder, device, trust=trust or isinstance(source, Model))
-        size = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in _WEIGHTS)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in _WEIGHTS)
         opened.append(_Candidate(name, runnable, manifest, size))
         first, last = opened[0], opened[-1]
         if isinstance(first.model, EncoderModel) != isinstance(last.model, EncoderModel):

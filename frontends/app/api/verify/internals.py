@@ -29,13 +29,13 @@ _PAST, _CACHES = "past_", {"past_key_values": "present", "past_index": "present_
 
 
 class Internals:
-    """The graph of the model `file` in `folder`, without its weights; it runs on the device of `session`."""
+    """The graph of the model in `file`, without its weights; it runs on the device of `session`."""
 
-    def __init__(self, folder: Path, session: Session, file: str = "model.onnx") -> None:
+    def __init__(self, file: Path, session: Session) -> None:
         import onnx
 
-        self.folder, self.session = folder, session
-        self.proto: onnx.ModelProto = onnx.load(folder / file, load_external_data=False)
+        self.folder, self.session = file.parent, session
+        self.proto: onnx.ModelProto = onnx.load(file, load_external_data=False)
 
     @property
     def inputs(self) -> list[str]:
@@ -184,6 +184,7 @@ def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] 
 
 def open_internals(runnable: Generator | EncoderModel) -> list[Internals]:
     """Return the ONNX models of a `runnable` from `load`, in running order; [] for a folder of PyTorch."""
+    from weft.backends.runtime.compiled_folder import read_facts
     from weft.backends.runtime.ort.ort_decoder import OrtDecoder
     from weft.backends.runtime.ort.ort_encoder import OrtEncoder
 
@@ -191,8 +192,9 @@ def open_internals(runnable: Generator | EncoderModel) -> list[Internals]:
     if folder is None or not isinstance(model, OrtEncoder | OrtDecoder):
         return []
     sources = model.sources if isinstance(model, OrtDecoder) else None
-    encoders = [] if sources is None else [Internals(folder, sources.session, "encoder.onnx")]
-    return [*encoders, Internals(folder, model.session)]
+    file, *others = read_facts(folder).files
+    encoders = [] if sources is None else [Internals(others[0], sources.session)]
+    return [*encoders, Internals(file, model.session)]
 
 
 def measure_depth(runnable: Generator | EncoderModel) -> tuple[int, int]:

@@ -75,7 +75,7 @@ def check_weights(
     graph = run_passes(model.graph, round_to_nearest(first, exact=True))
     codes = FittedMatrices(graph) if uses_fitting else None
     tensors, reader = _find_expected_tensors(folder, manifest, graph, rest)
-    arrays = _read_arrays(folder, tensors)
+    arrays = _read_arrays(folder, manifest, tensors)
     wrong = next(_find_misfits(tensors, arrays), None)
     distances: dict[str, float] = {}
     if codes is not None and wrong is None:
@@ -118,10 +118,12 @@ def _find_expected_tensors(
     recorded: dict[str, Any] = {"keep_blocks": manifest.text("kept_blocks", ""), "arithmetic": ""}
     if "opset" in manifest:
         recorded["opset"] = manifest.integer("opset")
+    if "layout" in manifest:
+        recorded |= {"layout": manifest.text("layout"), "precisions": manifest.text("precision")}
     if "blocks" in manifest and "arithmetic" not in manifest:
         recorded["arithmetic"] = "f32"
     options = backend.choose({name: value for name, value in recorded.items() if name in options_of_target})
-    backend = backend.specialize(options)
+    backend = backend.specialize(options).list_variants(options, None, None)[0].target
     compiled, length = run_passes(graph, rest), manifest.integer("max_length", least=1)
     forms = derive_graphs(compiled, backend.forms(compiled, options))
     built = backend.build(forms, manifest.text("dtype"), length, options, [])
@@ -131,7 +133,7 @@ def _find_expected_tensors(
     return tensors, compiled.reader
 
 
-def _read_arrays(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Array]:
+def _read_arrays(folder: Path, manifest: Record, tensors: Mapping[str, StoredTensor]) -> dict[str, Array]:
     """Return the folder's arrays that `tensors` names; missing ones are left out. Arrays of ONNX are memory-mapped."""
     if any(folder.glob("*.safetensors")):
         reader = SafetensorsReader(folder)
@@ -142,10 +144,11 @@ def _read_arrays(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str,
     import onnx_ir as onnx
 
     arrays: dict[str, Array] = {}
-    for file in sorted(folder.glob("*.onnx")):
+    files = manifest.get("models", list[str], [file.name for file in sorted(folder.glob("*.onnx"))])
+    for file in files:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Ignoring unknown external data key")  # those of prepacked weights
-            model = onnx.load(file)
+            model = onnx.load(folder / file)
         for name, value in model.graph.initializers.items():
             if name in tensors and value.const_value is not None:
                 arrays[name] = value.const_value.numpy()
