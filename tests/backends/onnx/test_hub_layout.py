@@ -169,7 +169,9 @@ def test_models_that_the_libraries_cannot_feed_are_refused(name: str, message: s
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "bert"])
-@pytest.mark.parametrize("options", [{"target": "web"}, {"target": "onnx", "layout": "optimum", "weights": "int8"}])
+@pytest.mark.parametrize(
+    "options", [{"target": "web", "precisions": "q8"}, {"target": "onnx", "layout": "optimum", "weights": "int8"}]
+)
 def test_folders_are_verified_against_their_source(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     ROWS[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", **options)

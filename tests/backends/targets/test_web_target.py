@@ -36,7 +36,7 @@ def test_options_name_the_file(options: dict[str, Any], file: str, tmp_path: Pat
         ({"precisions": "q4", "weights": "int4"}, "--precisions states dtype and weights"),
         ({"weights": "int3"}, "transformers.js has no name for f32 int3; it has f32, f16, f32 int8"),
         ({"dtype": "f16", "weights": "int8"}, "transformers.js has no name for f16 int8"),
-        ({"passes": "default, -kv-cache, -last-token-logits"}, "its libraries generate only with caches: leave kv-cache"),
+        ({"passes": "default, -kv-cache, -last-token-logits"}, "libraries generate only with caches: leave kv-cache"),
         ({"javascript": "nowhere"}, "nowhere has no @huggingface/transformers: run `npm install"),
     ],
 )
