@@ -23,7 +23,7 @@ import onnx_ir as onnx
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.op import StateKind
+from weft.ir.op import Growth, StateKind
 from weft.ir.recipes.readers import find_switched_tensors
 from weft.ir.storage.documents import read_json, write_json
 from weft.passes.analysis.costs import count_parameters
@@ -70,6 +70,8 @@ def _find_refusal(graph: Graph, states: Sequence[NamedState]) -> str | None:
         return f"its libraries do not feed {', '.join(sorted(others))}"
     if kind != "encoder" and not states:
         return "its libraries generate only with caches: leave kv-cache in --passes"
+    if any(spec.growth in (Growth.TEXT, Growth.WINDOW) for spec, _, _ in states):
+        return "its libraries keep caches that grow, not of a fixed capacity"
     if find_switched_tensors(graph.reader) is not None:
         return "its libraries cannot select adapters: merge one with --adapter"
     return None
@@ -80,6 +82,8 @@ def _find_cache_refusal(states: Sequence[NamedState]) -> str | None:
     layers = make_cache_records(states)
     if _has_other_states(states) or any(layer["latent"] for layer in layers):
         return "optimum keeps caches of keys and of values between calls, and no other states"
+    if any("bits" in layer for layer in layers):
+        return "optimum keeps caches of floats: leave out --cache-dtype"
     if len({(layer["kv_heads"], layer["head_dim"]) for layer in layers}) > 1:
         return "optimum keeps caches of one size, and those of its layers differ"
     return None

@@ -179,3 +179,15 @@ def test_folders_are_verified_against_their_source(name: str, options: dict[str,
     assert result.passed
     assert result.weights is not None
     assert result.weights.tensors > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": "buffer"}, "its libraries keep caches that grow, not of a fixed capacity"),
+        ({"cache_dtype": "int8"}, "optimum keeps caches of floats: leave out --cache-dtype"),
+    ],
+)
+def test_caches_that_optimum_cannot_keep_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match=message):
+        compiled("llama-gqa-tied", tmp_path, "onnx", layout="optimum", **options)
