@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 
 from ..arrays import Bools, Floats, Ints, convert_to_float32
+from .async_calls import raise_if_cancelled
 from .sampler import Sampler
 
 
@@ -214,6 +215,8 @@ class BatchContext(ABC):
         self._record_ends(row, tokens[-1:])
 
     def _check_room(self, rows: Ints) -> None:
+        """Check before a step that a cache has room for one more token in `rows`, and that its task goes on."""
+        raise_if_cancelled()
         if rows.size and int(self.lengths[rows].max()) >= self.capacity:
             raise WeftError(f"the cache is full with {self.capacity} tokens in a row: create a context of more tokens")
 
@@ -230,6 +233,7 @@ class BatchContext(ABC):
             raise WeftError(
                 f"{int(total.max())} tokens in a row do not fit the cache of {self.capacity}: create a larger context"
             )
+        raise_if_cancelled()
         self.discard_step()
         self._intact = False
         logits = self._run_tokens(first, parts, past, total, every)

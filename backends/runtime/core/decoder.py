@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from weft.ir.errors import WeftError
@@ -34,6 +37,7 @@ class CachedDecoder(ABC, Generic[C]):
     - adapter: the name of the adapter that its runs use; "" for the base model
     - rounds: activations are rounded to 8 bits, which amplifies differences between calls of one and of several tokens
     - drafts_pay: it can verify drafts, and does so for one row in little more time than a decode step takes
+    - concurrent: several threads may run the model at once, each in its own context
     """
 
     every_position: bool
@@ -43,6 +47,7 @@ class CachedDecoder(ABC, Generic[C]):
     rounds: bool = False
     drafts_pay: bool = False
     adapter: str = ""
+    concurrent: bool = False
     sound: Sound | None = None  # the kind of sound that prompts are; None for text
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
@@ -51,10 +56,16 @@ class CachedDecoder(ABC, Generic[C]):
         self.start = None if start is None else (start,)
         self.max_prompt = max_length if start is None else max_source
         self._spare: C | None = None
+        self._spare_lock = threading.Lock()
 
     @abstractmethod
     def new_context(self, batch: int, capacity: int) -> C:
         """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
+
+    @cached_property
+    def executor(self) -> ThreadPoolExecutor:
+        """Return the threads for calls from asyncio: a single one, in which calls queue, unless `concurrent`."""
+        return ThreadPoolExecutor(None if self.concurrent else 1, "weft")
 
     @property
     def shares_prefixes(self) -> bool:
@@ -73,7 +84,8 @@ class CachedDecoder(ABC, Generic[C]):
         WeftError if `tokens` is above `max_length` or memory is insufficient."""
         capacity = self.compute_capacity(tokens)
         # Taken out while in use: a second context must not get the same caches.
-        context, self._spare = self._spare, None
+        with self._spare_lock:
+            context, self._spare = self._spare, None
         if context is None or (context.lengths.size, context.capacity) != (batch, capacity):
             if context is not None:
                 context.close()
@@ -83,9 +95,10 @@ class CachedDecoder(ABC, Generic[C]):
         try:
             yield context
         finally:
-            if self._spare is not None:
-                self._spare.close()
-            self._spare = context
+            with self._spare_lock:
+                spare, self._spare = self._spare, context
+            if spare is not None:
+                spare.close()
 
     def compute_capacity(self, tokens: int) -> int:
         """Return the capacity of caches for `tokens` tokens per row: `tokens` rounded up to a multiple of the device's

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..text.chat import ChatTemplate, Message
 from ..text.encoder_inputs import check_sound, measure_prompt, quote_prompt
 from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, is_sound, list_prompts
 from .answers import Answer, Constraint, add_tokens, verify_drafts
+from .async_calls import call_in_thread
 from .batch_context import BatchContext, split_chunks
 from .beams import Beams, BeamSearch, EarlyStopping, run_beam_search
 from .decoder import CachedDecoder
@@ -26,6 +28,26 @@ from .prefixes import PrefixCache
 from .results import Result, Timings
 from .sampler import Sampler, Sampling, SamplingOptions, TokenRules, check_count
 from .speculation import Speculation
+
+
+class StreamArguments(SamplingOptions, total=False):
+    """The keyword arguments of `Generator.stream`."""
+
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    chunk: int | None
+    prompt_lookup_num_tokens: int
+    assistant: Generator | None
+    num_assistant_tokens: int
+
+
+class GenerateArguments(StreamArguments, total=False):
+    """The keyword arguments of `Generator.generate`."""
+
+    beams: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    returned: int
 
 
 class Stream(Iterator[str]):
@@ -40,6 +62,32 @@ class Stream(Iterator[str]):
     def close(self) -> None:
         """End the iteration: no further tokens are generated."""
         self._pieces = iter(())
+
+
+class AsyncStream(AsyncIterator[str]):
+    """An async iterator over the text pieces of one answer; `result` is the answer so far and grows with each piece."""
+
+    def __init__(self, stream: Stream, executor: Executor) -> None:
+        self._stream, self._executor = stream, executor
+
+    @property
+    def result(self) -> Result:
+        """Return the answer so far."""
+        return self._stream.result
+
+    async def __anext__(self) -> str:
+        try:
+            piece: Any = await call_in_thread(self._executor, next, self._stream, None)
+        except BaseException:  # a cancelled call may not have begun, so that the stream could go on
+            self._stream.close()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return str(piece)
+
+    async def aclose(self) -> None:
+        """End the iteration: no further tokens are generated."""
+        self._stream.close()
 
 
 class Generator:
@@ -181,6 +229,21 @@ class Generator:
         row = self.answer(prompt, max_tokens=max_tokens, stop=stop, sampling=options)
         run = self._run_answers([row], chunk, drafts)
         return Stream(row.result, (piece for _ in run if (piece := row.pop_text())))
+
+    async def agenerate(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerateArguments]) -> list[Result]:
+        """Return the results of `generate` for the same arguments, computed in a thread.
+
+        With ONNX Runtime on a CPU, calls run at the same time, each with its own caches. Otherwise a call waits for the
+        earlier ones. Cancelling the task ends the call before its next model call, which is a decode step or a chunk of
+        a prompt. Raises WeftError as `generate` does.
+        """
+        return await call_in_thread(self.decoder.executor, self.generate, prompt, **options)
+
+    async def astream(self, prompt: Prompt, **options: Unpack[StreamArguments]) -> AsyncStream:
+        """Return an async iterator over pieces of the answer to one prompt, as `stream` does; a thread computes them.
+        Cancelling a task that waits for a piece ends the answer, as with `agenerate`."""
+        stream = await call_in_thread(self.decoder.executor, self.stream, prompt, **options)
+        return AsyncStream(stream, self.decoder.executor)
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:
         """Return the float32 logits of a sequence of token ids.

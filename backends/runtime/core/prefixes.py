@@ -11,6 +11,7 @@ Two kinds of entries, each under the hash of all tokens from the start of the se
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class PrefixCache:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit, self.nbytes, self.hits, self.tokens = limit, 0, 0, 0
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._lock = threading.Lock()  # conversations of several threads share the entries
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -61,20 +63,22 @@ class PrefixCache:
     def count(self, decoder: CachedDecoder[Any], prompt: Sequence[int]) -> int:
         """Return the number of tokens at the start of `prompt` that `load` would copy. The last two never count:
         the logits of the last one are needed, by a call of several tokens as without stored caches."""
-        keys = self._match(decoder, prompt)
-        return self._entries[keys[-1]].end if keys else 0
+        with self._lock:
+            keys = self._match(decoder, prompt)
+            return self._entries[keys[-1]].end if keys else 0
 
     def load(self, decoder: CachedDecoder[Any], context: BatchContext, row: int, prompt: Sequence[int]) -> int:
         """Replace the tokens of batch row `row` of a `context` of `decoder` by the longest stored prefix of `prompt`;
         return its length. The row is unchanged if that is 0."""
-        if not (keys := self._match(decoder, prompt)):
-            return 0
-        entries = [self._entries[key] for key in keys]
-        context.write_row(row, prompt[: entries[-1].end], [(entry.start, entry.tensors) for entry in entries])
-        self._touch(keys)
-        self.hits += 1
-        self.tokens += entries[-1].end
-        return entries[-1].end
+        with self._lock:
+            if not (keys := self._match(decoder, prompt)):
+                return 0
+            entries = [self._entries[key] for key in keys]
+            context.write_row(row, prompt[: entries[-1].end], [(entry.start, entry.tensors) for entry in entries])
+            self._touch(keys)
+            self.hits += 1
+            self.tokens += entries[-1].end
+            return entries[-1].end
 
     def save(self, decoder: CachedDecoder[Any], context: BatchContext, row: int, prompt: int) -> None:
         """Store the tokens of batch row `row` of a `context` of `decoder`, except parts that are stored already or
@@ -85,7 +89,12 @@ class PrefixCache:
         if not (tokens := context.get_tokens(row)[: prompt if decoder.rounds else None]):
             return
         ends = range(BLOCK, len(tokens) + 1, BLOCK) if decoder.can_rewind else [len(tokens)]
-        keys, start = list(_hash_prefixes(decoder, tokens, ends)), 0
+        keys = list(_hash_prefixes(decoder, tokens, ends))
+        with self._lock:
+            self._store(context, row, keys, ends)
+
+    def _store(self, context: BatchContext, row: int, keys: Sequence[bytes], ends: Sequence[int]) -> None:
+        start = 0
         self._touch(keys)
         for key, end in zip(keys, ends, strict=True):
             if key not in self._entries:
