@@ -106,7 +106,8 @@ def _prepared(folder: Path, gguf: Path, minilm: Path, tiny_llama: Path) -> None:
     shutil.copytree(tiny_llama, folder / "tiny-llama")
     for example in ("local_global.py", "tiny_translator.py", "train.py"):
         shutil.copy(ROOT / "examples" / example, folder)
-    (folder / "texts").symlink_to(ROOT / "examples" / "texts")
+    for name in ("texts", "deploy"):
+        (folder / name).symlink_to(ROOT / "examples" / name)
 
 
 def _run(page: Path, folder: Path, environment: dict[str, str], *more: str) -> None:

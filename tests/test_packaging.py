@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+WHEEL, INSTALLED = 3 << 20, 13 << 19  # most bytes of the wheel, and of its files, without bytecode
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 
 
@@ -72,6 +74,23 @@ def test_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert all(Path(shown).is_relative_to(tmp_path / "weft") for shown in done.stdout.split())
+
+
+def test_wheel_stays_small(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        installed = sum(entry.file_size for entry in archive.infolist())
+    assert wheel.stat().st_size < WHEEL and installed < INSTALLED
+
+
+def test_container_context_builds_the_same_wheel(clone: Path, wheel: Path, tmp_path: Path) -> None:
+    """`.dockerignore` names what it does not ignore; links of src/weft lead to folders beside src."""
+    lines = (clone / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    context = tmp_path / "context"
+    context.mkdir()
+    for name in (line[1:] for line in lines if line.startswith("!")):
+        copy = shutil.copytree if (clone / name).is_dir() else shutil.copy
+        copy(clone / name, context / name, **({"symlinks": True} if copy is shutil.copytree else {}))
+    assert files(build("wheel", context, tmp_path / "wheel")) == files(wheel)
 
 
 def test_sdist_builds_the_same_wheel(clone: Path, wheel: Path, tmp_path: Path) -> None:
