@@ -100,6 +100,22 @@ def test_threads_run_one_model_at_once(model: Generator) -> None:
         assert [tokens(result.result()) for result in results] == wanted * 4
 
 
+def test_conversations_of_threads_share_stored_prefixes(smollm2: Generator) -> None:
+    terms = {"role": "system", "content": "Answer politely, in one sentence, and never mention the weather. " * 8}
+    questions = ["What is an apple?", "What is a stone?", "What is rain?", "What is a map?"]
+
+    def ask(question: str) -> tuple[list[int], int]:
+        stream = smollm2.conversation([terms]).say(question, max_tokens=6)
+        assert "".join(stream) == stream.result.text
+        return stream.result.tokens, stream.result.timings.cached_tokens
+
+    wanted = [ask(question)[0] for question in questions]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, questions * 2))
+    assert [answer for answer, _ in answers] == wanted * 2
+    assert all(cached >= 64 for _, cached in answers)
+
+
 def test_two_calls_are_inside_the_model_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = SumDecoder()
     decoder.concurrent = True
