@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import weft
 from weft.backends.runtime.core.async_calls import CallCancelled, call_in_thread, raise_if_cancelled
 from weft.backends.runtime.core.generation import GenerateArguments, Generator, StreamArguments
 from weft.ir import WeftError
@@ -68,14 +69,16 @@ def cancel_in_call(number: int, method: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Generator:
-    import weft
-
     folder = tmp_path_factory.mktemp("async") / "out"
     weft.compile(stack("local-global"), folder, seed=3)
     return opened(folder)
 
 
-def test_concurrent_calls_give_the_tokens_of_generate(model: Generator) -> None:
+@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+def test_concurrent_calls_give_the_tokens_of_generate(target: str, tmp_path: Path) -> None:
+    weft.compile(stack("hybrid"), tmp_path / "out", target=target, seed=3)
+    model = weft.load(tmp_path / "out", "cpu", trust=True)
+    assert isinstance(model, Generator) and model.decoder.concurrent == (target == "ort-cpu")
     options: Any = {"max_tokens": 24, "temperature": 0.9, "seed": 5}
     wanted = [tokens(model.generate(prompt, **options)) for prompt in PROMPTS]
 
@@ -263,8 +266,6 @@ def test_options_are_the_keyword_arguments_of_the_call(method: Any, options: Any
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator:
-    import weft
-
     folder = tmp_path_factory.mktemp("smollm2") / "out"
     weft.compile(smollm2_gguf, folder, max_length=256)
     return opened(folder)
