@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Generic, TypeVar
 
 from weft.ir.errors import WeftError
@@ -38,6 +37,7 @@ class CachedDecoder(ABC, Generic[C]):
     - rounds: activations are rounded to 8 bits, which amplifies differences between calls of one and of several tokens
     - drafts_pay: it can verify drafts, and does so for one row in little more time than a decode step takes
     - concurrent: several threads may run the model at once, each in its own context
+    - executor: the threads for calls from asyncio; a single one, in which calls queue, unless `concurrent`
     """
 
     every_position: bool
@@ -47,25 +47,28 @@ class CachedDecoder(ABC, Generic[C]):
     rounds: bool = False
     drafts_pay: bool = False
     adapter: str = ""
-    concurrent: bool = False
     sound: Sound | None = None  # the kind of sound that prompts are; None for text
 
-    def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
+    def __init__(
+        self,
+        device: str,
+        vocab: int,
+        max_length: int,
+        start: int | None = None,
+        max_source: int = 0,
+        concurrent: bool = False,
+    ) -> None:
         self.device_type, self.vocab, self.max_length = device, vocab, max_length
         self.chunk = CHUNK[device]
         self.start = None if start is None else (start,)
         self.max_prompt = max_length if start is None else max_source
+        self.concurrent, self.executor = concurrent, ThreadPoolExecutor(None if concurrent else 1, "weft")
         self._spare: C | None = None
         self._spare_lock = threading.Lock()
 
     @abstractmethod
     def new_context(self, batch: int, capacity: int) -> C:
         """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
-
-    @cached_property
-    def executor(self) -> ThreadPoolExecutor:
-        """Return the threads for calls from asyncio: a single one, in which calls queue, unless `concurrent`."""
-        return ThreadPoolExecutor(None if self.concurrent else 1, "weft")
 
     @property
     def shares_prefixes(self) -> bool:

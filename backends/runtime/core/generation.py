@@ -36,7 +36,7 @@ class StreamArguments(SamplingOptions, total=False):
     max_tokens: int | None
     stop: str | Sequence[str]
     chunk: int | None
-    prompt_lookup_num_tokens: int
+    prompt_lookup_num_tokens: int | None
     assistant: Generator | None
     num_assistant_tokens: int
 

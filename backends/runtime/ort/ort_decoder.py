@@ -64,11 +64,11 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         rounds: bool = False,
         sources: SourceEncoder | None = None,
     ) -> None:
-        source_arguments = () if sources is None else (sources.start, sources.max_length)
-        super().__init__(session.device, vocab, max_length, *source_arguments)
-        self.session, self.name, self.sources, self.compares = session, name, sources, compares
+        start, max_source = (None, 0) if sources is None else (sources.start, sources.max_length)
         # On CUDA, captured graphs and one stream allow one call at a time.
-        self.concurrent = session.device == "cpu"
+        concurrent = session.device == "cpu"
+        super().__init__(session.device, vocab, max_length, start, max_source, concurrent)
+        self.session, self.name, self.sources, self.compares = session, name, sources, compares
         self.sound = None if sources is None else sources.sound
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}

@@ -121,7 +121,7 @@ def test_conversations_of_threads_share_stored_prefixes(smollm2: Generator) -> N
 
 def test_two_calls_are_inside_the_model_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = SumDecoder()
-    decoder.concurrent = True
+    decoder.executor = ThreadPoolExecutor(2)
     both = threading.Barrier(2, timeout=SECONDS)  # passed only if two threads wait for it
     call_before("_run_tokens", monkeypatch, both.wait)
 
