@@ -134,7 +134,12 @@ def _run_command(run: Callable[[], Any]) -> int:
         if interrupted.is_set() and isinstance(error.__cause__ or error, ImportError):
             return _report_interrupt()  # an interrupt while C extensions load raises ImportError
         if isinstance(error, ImportError):
-            raise
+            name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+            if name in ("", "weft"):
+                raise
+            # Such as in a container for compiled folders, without the packages that only compiling needs.
+            print_error(f"this needs the package {name}, which is not installed: run `pip install {name}`")
+            return FAILED
         print_error(str(error))
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "weft"

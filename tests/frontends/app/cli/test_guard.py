@@ -34,6 +34,7 @@ def test_closed_pipe_ends_with_status_141_and_no_message(tmp_path: Path) -> None
         (MemoryError(), 2, "not enough memory"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (BrokenPipeError(32, "Broken pipe"), 141, ""),
+        (ModuleNotFoundError("No module named 'sympy.core'", name="sympy.core"), 2, "needs the package sympy, which"),
     ],
 )
 def test_exit_status_and_message_of_each_error(
