@@ -25,10 +25,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import onnx
 from machine import facts, save, spread
-from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from playwright.sync_api import Browser, sync_playwright
 from smollm2 import GGUF, ROOT
 
@@ -57,6 +54,32 @@ process.exit(0);
 """
 
 
+EXPORT = """
+import sys
+from optimum.exporters.onnx import main_export
+main_export(sys.argv[1], output=sys.argv[2], task="text-generation-with-past", do_validation=False)
+"""
+QUANTIZE = """
+import sys, importlib, onnx
+tools = importlib.import_module("onnxruntime.quantization")
+source, folder, precision = sys.argv[1:]
+if precision == "q4":
+    nbits = importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
+    quantizer = nbits.MatMulNBitsQuantizer(onnx.load(source), block_size=32, is_symmetric=True)
+    quantizer.process()
+    onnx.save(quantizer.model.model, folder + "/model_q4.onnx")
+else:
+    tools.quantize_dynamic(source, folder + "/model_quantized.onnx", weight_type=tools.QuantType.QInt8)
+"""
+
+
+def run_peer(code: str, *arguments: str | Path) -> None:
+    """Run Python code with optimum and its transformers."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "optimum"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    subprocess.run(command, check=True, env=env, cwd=ROOT / "build", capture_output=True)
+
+
 def build(folder: Path) -> dict[str, Path]:
     """Write the folders into `folder`; return them by name."""
     folders = {name: folder / name for name in ("weft_q4", "weft_q8", "optimum_q4", "optimum_q8")}
@@ -65,21 +88,13 @@ def build(folder: Path) -> dict[str, Path]:
         weft.compile(GGUF, folders[f"weft_{precision}"], target="web", **options)
     exported, source = folder / "exported", folder / "source"
     weft.export(GGUF, source, dtype="f32", weights="float")
-    code = "from optimum.exporters.onnx import main_export as export\n"
-    code += f"export({str(source)!r}, output={str(exported)!r}, task='text-generation-with-past', do_validation=False)"
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "optimum"), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, env=env, cwd=folder, capture_output=True)
-    for precision, file in (("q4", "model_q4.onnx"), ("q8", "model_quantized.onnx")):
+    run_peer(EXPORT, source, exported)
+    for precision in ("q4", "q8"):
         out = folders[f"optimum_{precision}"]
         # The page and its settings are those of weft's folder.
         shutil.copytree(folders[f"weft_{precision}"], out, ignore=shutil.ignore_patterns("onnx"))
         (out / "onnx").mkdir()
-        if precision == "q4":
-            quantizer = MatMulNBitsQuantizer(onnx.load(exported / "model.onnx"), block_size=32, is_symmetric=True)
-            quantizer.process()
-            onnx.save(quantizer.model.model, out / "onnx" / file)
-        else:
-            quantize_dynamic(exported / "model.onnx", out / "onnx" / file, weight_type=QuantType.QInt8)
+        run_peer(QUANTIZE, exported / "model.onnx", out / "onnx", precision)
         config = json.loads((out / "config.json").read_text("utf-8"))
         config["transformers.js_config"] = {"dtype": precision}
         (out / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -61,13 +61,13 @@ def name_file(form: str, precision: str) -> str:
 
 def _find_refusal(graph: Graph, states: Sequence[NamedState]) -> str | None:
     """Return why neither transformers.js nor optimum can run `graph`, with these `states`; None if they can."""
-    kind, others = graph.meta.get("kind"), graph.inputs.keys() - FED - {name for _, name, _ in states}
-    if others & {*SOUND}:
+    kind, unfed = graph.meta.get("kind"), graph.inputs.keys() - FED - {name for _, name, _ in states}
+    if unfed & {*SOUND}:
         return "it reads sound, which needs a processor that the folder would not have"
     if kind not in TYPES:
         return f"it holds decoders, encoders and encoder-decoders, not a model of kind {kind}"
-    if others:
-        return f"its libraries do not feed {', '.join(sorted(others))}"
+    if unfed:
+        return f"its libraries do not feed {', '.join(sorted(unfed))}"
     if kind != "encoder" and not states:
         return "its libraries generate only with caches: leave kv-cache in --passes"
     if any(spec.growth in (Growth.TEXT, Growth.WINDOW) for spec, _, _ in states):
@@ -85,7 +85,7 @@ def _find_cache_refusal(states: Sequence[NamedState]) -> str | None:
     if any("bits" in layer for layer in layers):
         return "optimum keeps caches of floats: leave out --cache-dtype"
     if len({(layer["kv_heads"], layer["head_dim"]) for layer in layers}) > 1:
-        return "optimum keeps caches of one size, and those of its layers differ"
+        return "optimum keeps caches of one size, and its layers differ"
     return None
 
 

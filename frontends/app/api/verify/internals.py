@@ -192,8 +192,8 @@ def open_internals(runnable: Generator | EncoderModel) -> list[Internals]:
     if folder is None or not isinstance(model, OrtEncoder | OrtDecoder):
         return []
     sources = model.sources if isinstance(model, OrtDecoder) else None
-    file, *others = read_facts(folder).files
-    encoders = [] if sources is None else [Internals(others[0], sources.session)]
+    file, *encoder_files = read_facts(folder).files
+    encoders = [] if sources is None else [Internals(encoder_files[0], sources.session)]
     return [*encoders, Internals(file, model.session)]
 
 
