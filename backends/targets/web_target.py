@@ -46,6 +46,7 @@ class WebBackend(OnnxBackend):
 
     caches: str = "concat"
     layout: str = "optimum"
+    precision: str = "q4"
 
     options = WebOptions
 

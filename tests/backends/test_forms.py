@@ -37,8 +37,8 @@ def test_building_a_target_leaves_the_graph_unchanged(name: str, target: str) ->
         texts = {form: str(made) for form, made in forms.items()}
         backend.build(forms, dtype, length, options, [])
     except WeftError:
-        # ONNX targets run every model of the zoo that can have a cache.
-        assert target in ("torch", "transformers") or name == "variant/depths by rank"
+        # ONNX targets run every model of the zoo that can have a cache; transformers.js feeds only whole models.
+        assert target in ("torch", "transformers", "web") or name == "variant/depths by rank"
         return
     assert str(graph) == given
     assert {form: str(made) for form, made in forms.items()} == texts

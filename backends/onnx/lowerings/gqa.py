@@ -58,6 +58,8 @@ def _find_refusal(node: Node, target: Backend) -> str | None:
     # The kernel receives only the length of each row, so it can only mask padding on the right.
     if not appends(node) and (mask is None or not is_length_mask(mask)):
         return "the kernel needs the input attention_mask for the lengths of rows"
+    if appends(node) and all(isinstance(n, int) and n > 1 for n in q.shape[:2]):
+        return "the kernel continues several sequences by one token each, not by more"
     if a["pattern"] != "dense":
         return f"pattern {a['pattern']}"
     if a["keep_first"]:

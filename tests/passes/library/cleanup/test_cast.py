@@ -29,7 +29,7 @@ def test_decoders_compute_in_the_dtype(name: str, before: str) -> None:
     assert floats == {wanted}
     assert {p.name for p in after.params.values() if p.type.dtype != wanted} <= {
         "rope.frequencies",
-        "last_token.one",
+        "logits_from_end",
         "last_token.zero",
     }
     assert after.params["rope.frequencies"].type.dtype == dtypes.f32
