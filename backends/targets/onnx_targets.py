@@ -73,7 +73,7 @@ class OnnxBackend(Backend):
         conditional = {
             ConcatCaches(): cached and self.caches == "concat" and can_append(graph),
             WidenCodes(): codes and self.device == "cpu",  # no CPU kernel supports FLOAT4E2M1
-            WidenOutputs(): kind == "encoder" and "bf16" in types,
+            WidenOutputs(): kind == "encoder" and ("bf16" in types or (bool(self.layout) and "f16" in types)),
             DropOutputs(losses): kind == "encoder-decoder" and losses,  # encoder and decoder would each add to them
         }
         return *base_passes, *(p for p, needed in conditional.items() if needed)

@@ -68,9 +68,9 @@ class DropOutputs(Pass):
 
 @dataclass(frozen=True)
 class WidenOutputs(Pass):
-    """Return outputs in f32 that are computed in bf16, which numpy does not support.
+    """Return outputs in f32 that are computed in 16 bits: numpy does not support bf16, and JavaScript neither of both.
 
-    Condition: none; every bf16 value is exactly representable in f32.
+    Condition: none; every value of bf16 and f16 is exactly representable in f32.
 
     Source: Kalamkar 2019, arXiv:1905.12322.
 
@@ -93,8 +93,8 @@ class WidenOutputs(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for name, value in list(graph.outputs.items()):
-            if value.type.dtype == dtypes.bf16:
+            if value.type.dtype in (dtypes.bf16, dtypes.f16):
                 graph.outputs[name] = ops.cast(value, to=dtypes.f32, name=name)
                 trace.record_rewrite(self.name, graph.outputs[name].name)
         if not trace.rewrites[self.name]:
-            trace.note(f"{self.name}: no output is bf16")
+            trace.note(f"{self.name}: no output has 16 bits")
