@@ -22,7 +22,7 @@ from ..hub_layout import TOKENIZER, HubFolder
 
 VERSION = "4.3.2"  # of transformers.js, in which weft's tests open these folders
 CDN = f"https://cdn.jsdelivr.net/npm/@huggingface/transformers@{VERSION}/dist/transformers.min.js"
-PAGE = ("index.html", "worker.js", "loader.js")
+LOADER, PAGE = "loader.js", ("index.html", "worker.js")
 SCRIPTS = "javascript"  # the folder of copied scripts
 WASM = "ort-wasm-simd-threaded.asyncify"  # ONNX Runtime with WebAssembly and WebGPU, which transformers.js loads
 # Classes of tokenizers from which transformers.js returns token types; their rules are in tokenizer.json.
@@ -32,7 +32,7 @@ HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedde
 
 
 class WebFolder(HubFolder):
-    """The models and the page of a folder; without a tokenizer, only the models. With the option javascript the page
+    """The models and the page of a folder; without a tokenizer, no page. With the option javascript the page
     needs no other server. Raises WeftError as `HubFolder` does, and if the folder of that option lacks a script."""
 
     def __init__(
@@ -46,6 +46,7 @@ class WebFolder(HubFolder):
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         super().write(folder, step)
+        shutil.copyfile(Path(__file__).with_name(LOADER), folder / LOADER)
         if not (folder / "tokenizer.json").is_file():
             self._notes.append("the model has no tokenizer, so the folder has no page")
             return
