@@ -22,6 +22,7 @@ from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
 from weft.passes.analysis.states import NamedState, find_state_inputs
 
+from ..runtime.ort.session import ANY_SIZE
 from ..target import Backend
 from ..weights import StoredTensor
 
@@ -356,33 +357,25 @@ class OnnxEmitter:
             if result.type is None:
                 self._declare(result, get_storage_type(value.type))
 
-    def list_optional_inputs(self) -> list[onnx.Value]:
-        """Return the weights that are also graph inputs, so that a caller or an adapter can replace them at run time.
-        Literals are replaceable only in ONNX Runtime on a CPU, where weft uses this."""
-        tensors, values = find_switched_tensors(self.graph.reader), []
-        opens = self.target.contrib and self.target.device == "cpu" and not self.target.decodes
-        for weight in self.weights.values():
-            if isinstance(weight.recipe, Literal) and weight.recipe.replaceable:
-                if opens and self._open_axis(weight.value):
-                    values.append(weight.value)
-            elif tensors is not None and tensors.reads_slots(weight.recipe.sources()):
-                values.append(weight.value)
-        return values
+    def list_adapter_inputs(self) -> list[onnx.Value]:
+        """Return the weights that are also graph inputs, so that an adapter can replace them at run time."""
+        if (tensors := find_switched_tensors(self.graph.reader)) is None:
+            return []
+        return [w.value for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
 
-    def _open_axis(self, value: onnx.Value) -> bool:
-        """Replace the size 1 of axis 1 of the weight `value`, and of all values that depend on it, by a symbol, so that
-        ONNX Runtime allocates their sizes at run time; not of outputs, whose shape onnxruntime-genai relies on. Return
-        False, and change nothing, if a node would not accept another size."""
-        dependent, size = {value}, f"{value.name}_size"
+    def _open_axis(self, value: onnx.Value) -> None:
+        """Replace the size 1 of axis 1 of all values that depend on the weight `value` by a symbol, so that a session
+        may declare the weight as an input of any size (`session.declare_literal`); not of outputs, whose shape
+        onnxruntime-genai relies on. Change nothing if a node would not accept another size."""
+        dependent, size = {value}, f"{value.name}{ANY_SIZE}"
         for node in self.nodes:
             if not dependent.isdisjoint(node.inputs):
                 dependent.update(node.outputs)
                 if node.op_type in ("Reshape", "Expand", "Squeeze") and not _accepts_any_axis(node):
-                    return False
-        for v in dependent:
+                    return
+        for v in dependent - {value}:
             if v.name not in self.graph.outputs and v.shape is not None and v.shape[1:2] == (1,):
                 v.shape = onnx.Shape([v.shape[0], size, *v.shape[2:]])
-        return True
 
     def build_model(self) -> onnx.Model:
         """Return the ONNX model. Its weights are initializers without data; `export.write_models` or `serialize_model`
@@ -399,11 +392,15 @@ class OnnxEmitter:
         for name, (output, value) in self.repeated_outputs.items():
             output.name = self.unique_name(name)
             outputs.append(self._declare(output, get_storage_type(value.type)))
+        if self.target.contrib and self.target.device == "cpu" and not self.target.decodes:  # weft's runtime uses it
+            for weight in self.weights.values():
+                if isinstance(weight.recipe, Literal) and weight.recipe.replaceable:
+                    self._open_axis(weight.value)
         # Collected last: an output that is a parameter becomes an initializer above.
         constants = [c for c in self.constants.values() if c.uses() or c in outputs]
         initializers = [*constants, *(w.value for w in self.weights.values())]
         graph = onnx.Graph(
-            [*self.inputs, *self.list_optional_inputs()],
+            [*self.inputs, *self.list_adapter_inputs()],
             outputs,
             nodes=self.nodes,
             initializers=initializers,

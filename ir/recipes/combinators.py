@@ -37,8 +37,8 @@ class Source(Recipe):
 
 @dataclass(frozen=True)
 class Literal(Recipe):
-    """A literal tensor: `values` in row-major order, of shape `dims`. If it is `replaceable`, an ONNX model has an
-    optional input for it: a caller may give other values, any number of them along the last axis."""
+    """A literal tensor: `values` in row-major order, of shape `dims`. If it is `replaceable`, a session of an ONNX
+    model may replace it by other values, any number of them along the last axis."""
 
     trained: ClassVar[bool] = False
     values: tuple[float | int | bool, ...]

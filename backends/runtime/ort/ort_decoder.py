@@ -33,9 +33,8 @@ from ..text.tokenizer import pad_rows
 from .bound_states import StateBuffers, bind_states
 from .buffers import Buffer, find_kind
 from .cross_attention import EncodedSources, SourceEncoder
-from .session import Session, convert_ort_errors, import_onnxruntime, join_lines, list_ort_errors
+from .session import FROM_END, Session, convert_ort_errors, import_onnxruntime, join_lines, list_ort_errors
 
-FROM_END = "logits_from_end"  # of the pass last-token-logits
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 
 

@@ -28,6 +28,8 @@ DEVICES = ("auto", "cpu", "cuda")
 _HOST_OPS = {"Shape", "Size", "Gather", "Cast", "Squeeze", "Unsqueeze", "Concat", "Slice"} | {
     *("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg")
 }
+FROM_END, ANY_SIZE = "logits_from_end", "_size"  # of the pass last-token-logits; the suffix of a symbolic size
+MOST_BYTES = 1 << 28  # of a model file whose weights are in another file
 _DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 _log = logging.getLogger("weft.runtime")
 
@@ -220,6 +222,22 @@ def list_host_ops(session: Any) -> list[str]:
     return sorted({node.op_type for part in on_cpu for node in part.get_nodes()} - _HOST_OPS)
 
 
+def declare_literal(model: bytes) -> bytes | None:
+    """Return the serialized ONNX `model` with its initializer logits_from_end declared as an input i64 [1, n], which a
+    call may leave out; None if it has none. In the file it is a constant, because ONNX Runtime warns of initializers
+    that are inputs. Repeated fields of protobuf messages add up if their bytes are concatenated."""
+    if f"{FROM_END}{ANY_SIZE}".encode() not in model:
+        return None
+
+    def wrap(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    one, size = b"\x08\x01", wrap(2, f"{FROM_END}{ANY_SIZE}".encode())  # dim_value, dim_param
+    type_of_tensor = b"\x08\x07" + wrap(2, wrap(1, one) + wrap(1, size))  # INT64, shape
+    value = wrap(1, FROM_END.encode()) + wrap(2, wrap(1, type_of_tensor))
+    return model + wrap(7, wrap(11, value))  # ModelProto.graph.input
+
+
 def read_default_threads() -> int:
     """Return the first number in OMP_NUM_THREADS; 0 if it is unset, invalid or above 8 times the number of CPUs."""
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
@@ -234,8 +252,14 @@ def _create_session(ort: Any, model: Path, providers: list[Any], threads: int | 
     options.intra_op_num_threads = threads or read_default_threads()
     pages = use_huge_pages() if providers == [CPU] else contextlib.nullcontext()
     with convert_ort_errors(str(model), "ONNX Runtime cannot open it"), pages:
+        source: Path | bytes = model
+        if providers == [CPU] and model.stat().st_size < MOST_BYTES:
+            folder = "session.model_external_initializers_file_folder_path"
+            if (declared := declare_literal(model.read_bytes())) is not None:
+                source = declared
+                options.add_session_config_entry(folder, str(model.parent))
         try:
             # With the fallback an error on CUDA would open the model on the CPU instead.
-            return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+            return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
         except UnicodeDecodeError as error:  # ONNX Runtime passes names on without checking them
             raise WeftError(f"{model}: it holds a name that is not UTF-8 ({error.reason})") from error

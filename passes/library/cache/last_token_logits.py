@@ -25,9 +25,9 @@ class LastTokenLogits(Pass):
 
     Decoding uses only these logits of a prompt. The nodes after the last op that mixes tokens (the rest of the last
     layer, the final norm, the head) then compute one token per batch row. The last valid token of batch row b is
-    sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Run kv-cache before. Models of the target ort-cpu have
-    an optional input logits_from_end [1, n], by default [[1]]: the distances from the end of a row of the tokens that
-    have logits.
+    sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Run kv-cache before. The constant
+    logits_from_end [[1]] has the distances of these tokens from the end of a row; weft's runtime declares it as an
+    optional input [1, n] of models of the target ort-cpu.
 
     Condition: the logits of other tokens are not needed; those of the last valid token are unchanged.
 

@@ -12,6 +12,7 @@ import pytest
 
 from weft.backends.onnx import export
 from weft.backends.onnx.lowering import list_refusals
+from weft.backends.runtime.ort.session import FROM_END, declare_literal
 from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Literal
@@ -91,21 +92,23 @@ def test_model_states_the_oldest_opset_with_its_operators() -> None:
         ("onnx", (1, 1, 4), False),
     ],
 )
-def test_replaceable_literals_are_optional_inputs_of_any_length(
+def test_replaceable_literals_may_be_declared_as_inputs_of_any_length(
     target: str, shape: tuple[int, ...], optional: bool
 ) -> None:
     graph = Graph("rows")
     x = graph.add_input("x", TensorType(dtypes.f32, (1, 3, 4)))
-    at = graph.add_param("at", TensorType(dtypes.i64, (1, 1)), Literal((2,), (1, 1), replaceable=True))
+    at = graph.add_param(FROM_END, TensorType(dtypes.i64, (1, 1)), Literal((2,), (1, 1), replaceable=True))
     graph.add_output("y", ops.gelu(ops.reshape(ops.gather_rows(x, at), shape=shape)))
     model = export.serialize_model(export.build_model(graph, TARGETS[target], 8))
-    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
-    assert [i.name for i in session.get_overridable_initializers()] == ["at"] * optional
+    declared = declare_literal(model)
+    assert (declared is not None) == optional
+    session = ort.InferenceSession(declared or model, providers=["CPUExecutionProvider"])
+    assert [i.name for i in session.get_overridable_initializers()] == [FROM_END] * optional
     feed, rows = {"x": np.arange(12, dtype=np.float32).reshape(1, 3, 4)}, np.array([[1, 0]])
     whole = session.run(None, {"x": feed["x"]})[0]
     np.testing.assert_allclose(whole.reshape(4), feed["x"][0, 2], rtol=1e-6)  # gelu of large numbers
     if optional:
-        np.testing.assert_allclose(session.run(None, {**feed, "at": rows})[0][0, 0], feed["x"][0, 1], rtol=1e-3)
+        np.testing.assert_allclose(session.run(None, {**feed, FROM_END: rows})[0][0, 0], feed["x"][0, 1], rtol=1e-3)
 
 
 def test_scalar_gets_axes() -> None:
