@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ gc.disable()  # until all tests are collected
 hypothesis.settings.register_profile("weft", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("weft")
 
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 # Their tests take longest: they begin first, so that no worker ends with one.
 LONG = ("test_docs.py", "test_offline.py", "test_typing.py")
@@ -121,6 +125,19 @@ def _weights(name: str) -> Path:
     if not path.exists():
         pytest.fail(f"{path} is missing: run `make weights`", pytrace=False)
     return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium: that of the variable CHROMIUM, or the one that is installed."""
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    assert path, "the tests of pages need Chromium: install it, or name it in the variable CHROMIUM"
+    with sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=path, args=["--no-sandbox", *QUIET])
+        yield made
+        made.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Error, Page, ViewportSize
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 SIZE: ViewportSize = {"width": 1200, "height": 900}
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """A headless Chromium: that of the variable CHROMIUM, or the one that is installed."""
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    assert path, "the tests of pages need Chromium: install it, or name it in the variable CHROMIUM"
-    with sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=path, args=["--no-sandbox", *QUIET])
-        yield made
-        made.close()
 
 
 class Tab:

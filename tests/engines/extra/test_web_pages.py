@@ -16,7 +16,6 @@ from playwright.sync_api import Browser, Page
 
 import weft
 
-from ...backends.viz.conftest import browser as browser
 from ...e2e.families import ROWS
 from ...e2e.head_models import BERT, save, tokenizer
 from ..node import MODULES
