@@ -232,8 +232,8 @@ def declare_literal(model: bytes) -> bytes | None:
     def wrap(number: int, content: bytes) -> bytes:
         return bytes([number << 3 | 2, len(content)]) + content
 
-    one, size = b"\x08\x01", wrap(2, f"{FROM_END}{ANY_SIZE}".encode())  # dim_value, dim_param
-    type_of_tensor = b"\x08\x07" + wrap(2, wrap(1, one) + wrap(1, size))  # INT64, shape
+    batch, size = b"\x08\x01", wrap(2, f"{FROM_END}{ANY_SIZE}".encode())  # dim_value, dim_param
+    type_of_tensor = b"\x08\x07" + wrap(2, wrap(1, batch) + wrap(1, size))  # INT64, shape
     value = wrap(1, FROM_END.encode()) + wrap(2, wrap(1, type_of_tensor))
     return model + wrap(7, wrap(11, value))  # ModelProto.graph.input
 
@@ -253,7 +253,8 @@ def _create_session(ort: Any, model: Path, providers: list[Any], threads: int | 
     pages = use_huge_pages() if providers == [CPU] else contextlib.nullcontext()
     with convert_ort_errors(str(model), "ONNX Runtime cannot open it"), pages:
         source: Path | bytes = model
-        if providers == [CPU] and model.stat().st_size < MOST_BYTES:
+        # From bytes, ONNX Runtime reads no weights through links, which snapshots of a hub are.
+        if providers == [CPU] and not model.is_symlink() and model.stat().st_size < MOST_BYTES:
             folder = "session.model_external_initializers_file_folder_path"
             if (declared := declare_literal(model.read_bytes())) is not None:
                 source = declared
