@@ -60,7 +60,8 @@ class Place(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """One of the models of a folder: its target, dtype (None: the target's first), and weights as for --weights."""
+    """The choices for one of the models of a folder: its target, the name of its dtype (None: the target's first), and
+    the text of --weights (None: not quantized)."""
 
     target: Backend
     dtype: str | None

@@ -83,7 +83,7 @@ def test_wheel_stays_small(wheel: Path) -> None:
 
 
 def test_container_context_builds_the_same_wheel(clone: Path, wheel: Path, tmp_path: Path) -> None:
-    """`.dockerignore` names what it does not ignore; links of src/weft lead to folders beside src."""
+    """Links of src/weft need the folders next to src, which `.dockerignore` must list as exceptions."""
     lines = (clone / ".dockerignore").read_text(encoding="utf-8").splitlines()
     context = tmp_path / "context"
     context.mkdir()

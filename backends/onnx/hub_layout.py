@@ -167,8 +167,9 @@ class HubFolder(OnnxFolder):
         return {**named, "transformers.js_config": {"dtype": self._target.precision}, "weft": self.describe()}
 
     def describe(self) -> dict[str, Any]:
-        """Return the properties of the model that a page reads."""
-        meta, names = self._graph.meta, ("pooling", "sentence", "task")
+        """Return the entry `weft` of config.json, which the page reads: a dict with the name, kind and number of
+        parameters of the model, its task or pooling, and its states if transformers.js has no type for them."""
+        meta, names = self._graph.meta, ("pooling", "sentence", "task", "rank")
         properties = {name: meta[name] for name in names if name in meta}
         if len(meta.get("labels", ())) == 1:
             properties["ranks"] = True  # one score per pair
@@ -198,7 +199,7 @@ class HubFolder(OnnxFolder):
 
 
 def _has_other_states(states: Sequence[NamedState]) -> bool:
-    """Return whether `states` has others than caches of an attention."""
+    """Return whether `states` contains a recurrent state, or the keys of a lightning index."""
     return bool(make_state_records(states)) or any(spec.kind is StateKind.INDEX for spec, _, _ in states)
 
 

@@ -41,15 +41,17 @@ class WebFolder(HubFolder):
         self._scripts = _find_scripts(Path(text)) if (text := getattr(options, "javascript", "")) else []
         super().__init__(forms, target, length, options, notes)
         self._notes = notes
-        if not self._scripts:
-            notes.append(f"the page loads transformers.js {VERSION} from cdn.jsdelivr.net; see --javascript")
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         super().write(folder, step)
+        if (folder / LOADER).is_file():  # the model in another precision wrote the rest
+            return
         shutil.copyfile(Path(__file__).with_name(LOADER), folder / LOADER)
         if not (folder / "tokenizer.json").is_file():
             self._notes.append("the model has no tokenizer, so the folder has no page")
             return
+        if not self._scripts:
+            self._notes.append(f"the page loads transformers.js {VERSION} from cdn.jsdelivr.net; see --javascript")
         for name in PAGE:
             shutil.copyfile(Path(__file__).with_name(name), folder / name)
         (folder / "_headers").write_text(HEADERS, encoding="utf-8")

@@ -87,13 +87,20 @@ async function compare({query, texts}) {
     const prompt = (i ? prompts.document : prompts.query) ?? "", options = {truncation: true, return_token_type_ids: true};
     const inputs = task ? tokenizer(query, {...options, text_pair: text}) : tokenizer(prompt + text, options);
     const output = await model(inputs);
-    if (task) { scores.push(output.logits.data[0]); continue; }
+    if (task) { scores.push(activate(output.logits.data[0])); continue; }
     const vector = output.sentence_embedding?.tolist()[0] ?? pool(output.last_hidden_state.tolist()[0]);
     const length = Math.hypot(...vector);
     vectors.push(vector.map(x => x / length));
     if (i) scores.push(vectors[i].reduce((sum, x, j) => sum + x * vectors[0][j], 0));
   }
   return {scores, vectors};
+}
+
+// The score of a pair of texts.
+function activate(logit) {
+  const {activation = "sigmoid", template} = config.weft.rank ?? {};
+  if (template) throw Error("this page does not render pairs of texts by a chat template");
+  return activation === "sigmoid" ? 1 / (1 + Math.exp(-logit)) : logit;
 }
 
 function pool(rows) {

@@ -226,7 +226,8 @@ class RunningBatch(Batch):
         return failed + answers
 
     def _get_drafts(self, rows: Sequence[int]) -> ThriftyDrafts | None:
-        """Return the drafts of the only row that decodes, if it does so greedily; None in other cases."""
+        """Return the source of drafts of the row in `rows`, a new one at first; None if there are several rows or it
+        samples."""
         row = self._get_row(rows[0])
         if not self._prompt_lookup or len(rows) > 1 or row.answer.sampler.sampling.temperature:
             return None

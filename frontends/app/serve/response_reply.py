@@ -111,7 +111,7 @@ class ResponseReply(Reply):
         yield self._event("output_item.done", item=self.output[-1])
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return an event about the last item of the output."""
+        """Return the event response.`kind` of a stream, a JSON dict: it names the last item of the output."""
         place = {} if "item" in fields else {"item_id": self.output[-1]["id"]}
         return {"type": f"response.{kind}", **place, "output_index": len(self.output) - 1, **fields}
 

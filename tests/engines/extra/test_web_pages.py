@@ -135,6 +135,20 @@ def test_sentences_are_compared_as_weft_embeds_them(minilm_folder: Path, tmp_pat
     assert [float(cell) for cell in page.locator("td.score").all_inner_texts()] == pytest.approx(cosines, abs=1e-3)
 
 
+@pytest.mark.parametrize("activation", ["", "torch.nn.modules.linear.Identity"])
+def test_pairs_get_the_scores_of_weft(activation: str, tmp_path: Path, visit: Open) -> None:
+    more = {"sentence_transformers": {"activation_fn": activation}} if activation else {}
+    save(tmp_path / "hf", "BertForSequenceClassification", BERT, num_labels=1, **more)
+    weft.compile(tmp_path / "hf", tmp_path / "out", target="web", precisions="fp32", javascript=str(MODULES))
+    page, texts = visit(tmp_path / "out"), ["the cat sat on the mat .", "a dog ran far away"]
+    page.fill("#text", "where is the cat ?")
+    page.fill("#lines", "\n".join(texts))
+    page.click("#send")
+    page.wait_for_selector("td.score")
+    scores = [result.score for result in weft.load(tmp_path / "out").rank("where is the cat ?", texts)]
+    assert [float(cell) for cell in page.locator("td.score").all_inner_texts()] == pytest.approx(scores, abs=1e-3)
+
+
 def test_texts_are_classified_with_the_labels_of_the_model(tmp_path: Path, visit: Open) -> None:
     save(tmp_path / "hf", "BertForSequenceClassification", BERT, id2label={0: "bad", 1: "good"})
     weft.compile(tmp_path / "hf", tmp_path / "out", target="web", precisions="fp32", javascript=str(MODULES))
