@@ -120,7 +120,9 @@ def test_states_run_by_the_loader(tmp_path: Path, visit: Open) -> None:
     tokenizer().save_pretrained(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target="web", precisions="fp32", javascript=str(MODULES))
     wanted = weft.load(tmp_path / "out").generate("the cat sat", max_tokens=6, temperature=0)[0].text
-    assert answer(visit(tmp_path / "out"), "the cat sat", 6).split() == wanted.split()
+    assert wanted.strip()
+    # transformers.js removes spaces before punctuation.
+    assert answer(visit(tmp_path / "out"), "the cat sat", 6).replace(" ", "") == wanted.replace(" ", "")
 
 
 def test_sentences_are_compared_as_weft_embeds_them(minilm_folder: Path, tmp_path: Path, visit: Open) -> None:
