@@ -33,6 +33,7 @@ class Model(Displayable):
     random_init: the weights are random, not a checkpoint's.
     pipeline: passes applied since the graph was read. provenance: a model folder's record of earlier steps.
     notes: remarks for the user on reading the source. adapters: folders of the PEFT adapters merged into the weights.
+    trained: settings, texts and versions of the training that the weights come from; empty if weft did not train them.
     family: the family that a folder was read as, if it differs from that of its config.
     """
 
@@ -56,6 +57,7 @@ class Model(Displayable):
     adapters: tuple[Path, ...] = ()
     family: str | None = None
     without: tuple[str, ...] = ()
+    trained: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:

@@ -29,6 +29,7 @@ BATCH_TOKENS = 512  # tokens per batch
 RANDOM_LENGTH = 64  # tokens per random sequence, without a tokenizer
 SPAN = 16  # tokens read from a file per token used; sequences are sampled from them at even distances
 MAX_ELEMENTS = 1 << 26  # elements of weights in memory at once, unless one node needs more
+ID_FILES = (".npy", ".json")  # suffixes of files of token ids
 CHARACTERS = 32  # characters of plain text read per token: more than any text has
 
 
@@ -45,7 +46,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
     rows = _read_rows(graph, expand_home(path), CHARACTERS * (limit + 1))
     vocab = find_vocabulary_size(graph)
     longest = graph.meta.get("max_positions")
-    sequences = list[Sequence[int]]()
+    sequences = list[Sequence[int] | Array]()
     for row in rows:
         if limit <= 0:
             break
@@ -53,10 +54,10 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         limit -= len(row)
         if invalid := [i for i in row if not 0 <= i < vocab]:
             valid = f"the tokens of the model are 0 to {vocab - 1}"
-            raise WeftError(f"the calibration text {path} has token {invalid[0]}, but {valid}")
+            raise WeftError(f"the text {path} has token {invalid[0]}, but {valid}")
         sequences += [row] if len(row) else []
     if not sequences:
-        raise WeftError(f"the calibration text {path} has no tokens")
+        raise WeftError(f"the text {path} has no tokens")
     return _make_batches(sequences)
 
 
@@ -116,28 +117,45 @@ def _find_position_limits(graph: Graph) -> list[int]:
     return [table.shape[0] for table in tables if table is not None and isinstance(table.shape[0], int)]
 
 
-def _read_rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
+def _read_rows(graph: Graph, path: Path, characters: int) -> Sequence[Sequence[int] | Array]:
     """Return the sequences of token ids in the file `path`; at most `characters` of plain text are read."""
+    if path.suffix in ID_FILES:
+        return read_ids(path)
     check_regular(path)
     try:
-        if path.suffix == ".npy":
-            array = np.lib.format.open_memmap(path, "r")  # checks that the file is as large as its shape
-            if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
-                raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [batch, length]")
-            return list(np.atleast_2d(array).tolist())
-        if path.suffix == ".json":
-            return _check_ids(read_json(path, list), path)
         with open(open_regular(path), encoding="utf-8") as lines:
             text = lines.read(characters)
-    except (OSError, ValueError, SyntaxError, TokenError) as e:  # the header of .npy is read as Python
-        why = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
-        raise WeftError(f"the calibration text {path} cannot be read: {why}") from e
+    except (OSError, ValueError) as e:
+        raise _make_read_error(path, e) from e
     if graph.tokenize is None:
         raise WeftError(f"{path} is text, but the model has no tokenizer: give token ids as a .npy or .json file")
     if graph.meta.get("kind") == "encoder":
         return list(graph.tokenize([line for line in text.splitlines() if line.strip()]))
     (ids,) = graph.tokenize([text])
     return [ids[i : i + WINDOW] for i in range(0, max(1, len(ids) - WINDOW + 1), WINDOW)]
+
+
+def read_ids(path: Path) -> Sequence[Sequence[int] | Array]:
+    """Return the sequences of token ids in `path`: a .npy file of an array, or a .json file of lists.
+
+    Raises:
+        WeftError: if the file cannot be read, or holds something else.
+    """
+    check_regular(path)
+    try:
+        if path.suffix == ".npy":
+            array = np.lib.format.open_memmap(path, "r")  # checks that the file is as large as its shape
+            if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
+                raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [batch, length]")
+            return list(np.atleast_2d(array))
+        return _check_ids(read_json(path, list), path)
+    except (OSError, ValueError, SyntaxError, TokenError) as e:  # the header of .npy is read as Python
+        raise _make_read_error(path, e) from e
+
+
+def _make_read_error(path: Path, error: Exception) -> WeftError:
+    why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else error
+    return WeftError(f"the text {path} cannot be read: {why}")
 
 
 def _check_ids(content: Any, path: Path) -> list[Sequence[int]]:

@@ -128,9 +128,6 @@ from weft.frontends.app.api.verify.evaluation import (
 from weft.frontends.app.api.export import (
     export as export,
 )
-from weft.frontends.app.api.heal import (
-    heal as heal,
-)
 from weft.frontends.app.api.initialization import (
     initialize as initialize,
     learning_rates as learning_rates,
@@ -145,6 +142,21 @@ from weft.frontends.app.api.modules import (
 )
 from weft.frontends.app.api.draw.notebook import (
     show as show,
+)
+from weft.frontends.app.api.training.compare import (
+    compare as compare,
+)
+from weft.frontends.app.api.training.distil import (
+    DistilSettings as DistilSettings,
+    distil as distil,
+    heal as heal,
+)
+from weft.frontends.app.api.training.settings import (
+    TrainingSettings as TrainingSettings,
+)
+from weft.frontends.app.api.training.train import (
+    resume as resume,
+    train as train,
 )
 from weft.frontends.app.api.draw.pictures import (
     draw as draw,
@@ -294,6 +306,7 @@ __all__ = [
     "Dense",
     "DifferentialAttention",
     "DisentangledAttention",
+    "DistilSettings",
     "Encoder",
     "EncoderDecoder",
     "FourierMixing",
@@ -349,6 +362,7 @@ __all__ = [
     "T5Bias",
     "TaskHead",
     "Temperature",
+    "TrainingSettings",
     "TransformerXLAttention",
     "TransientGlobalAttention",
     "TransientGlobals",
@@ -359,7 +373,9 @@ __all__ = [
     "WordWeights",
     "__version__",
     "building",
+    "compare",
     "contribute",
+    "distil",
     "draw",
     "embedding",
     "evaluate",
@@ -381,12 +397,14 @@ __all__ = [
     "positions",
     "provided",
     "providing",
+    "resume",
     "run_passes",
     "scan",
     "scope",
     "show",
     "silu",
     "state_dict",
+    "train",
     "uniform",
     "verify_folder",
     "with_weights",

@@ -1,5 +1,5 @@
-"""Distillation of a quantized model: a student with trainable scales, the training loop, and sampled sequences.
+"""Distillation: a student with chosen trainable parameters, its losses against a teacher, and sampled sequences.
 
-Never here: loading models and saving results (`weft.frontends.app.api.heal`); kernels that multiply by codes
+Never here: loading models and saving results (`weft.frontends.app.api.training`); kernels that multiply by codes
 (`backends.torch.kernels`).
 """

@@ -1,9 +1,14 @@
-"""A student: a quantized graph as a module whose scales, norms and biases train, while its codes stay fixed."""
+"""A student: a graph as a module of which chosen parameters train, and its graph with their trained values.
+
+Integer codes stay fixed; their scales train. Float parameters train directly, or as the sum of the fixed weight and a
+product of low rank (LoRA).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -96,46 +101,63 @@ class _EvaluatingReader:
         return self.recipes[key].read(self.base, start, stop)
 
 
+class LowRank(nn.Module):
+    """A torch parametrization of a fixed weight [..., out, in] by an added product of matrices [..., out, rank] and
+    [..., rank, in], which is 0 at first (LoRA; Hu 2021, arXiv 2106.09685)."""
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        *lead, rows, width = weight.shape
+        self.down = nn.Parameter(
+            torch.empty(*lead, rank, width, device=weight.device).uniform_(-1, 1) / math.sqrt(width)
+        )
+        self.up = nn.Parameter(torch.zeros(*lead, rows, rank, device=weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up @ self.down
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The names of parameters that train: the scales of quantized ones, others directly or by matrices of low rank."""
+
+    scales: frozenset[str] = frozenset()
+    direct: frozenset[str] = frozenset()
+    low_rank: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.scales or self.direct or self.low_rank)
+
+
 @dataclass
 class Student:
-    """A module of a quantized `graph`, with its trainable parameters by their names in the graph. scales: weight → (its
-    parametrization, the trainable relative change of its scales); tied weights share a pair. vectors: trainable norm
-    weights and biases."""
+    """A module of `graph`, of which the parameters in `scales` and `floats` train.
+
+    scales: name in the graph → (parametrization of the quantized weight, the trainable relative change of its scales);
+    tied weights share a pair. floats: name in the graph → path of the weight in the module.
+    """
 
     graph: Graph
     module: nn.Module
-    scales: Mapping[str, tuple[ScaledCodes, nn.Parameter]]
-    vectors: Mapping[str, nn.Parameter]
+    scales: dict[str, tuple[ScaledCodes, nn.Parameter]] = field(default_factory=dict)
+    floats: dict[str, str] = field(default_factory=dict)
 
     @property
     def trainable(self) -> list[nn.Parameter]:
-        """Return all trainable parameters: changes of scales (once per name of a tied weight), then vectors."""
-        return [change for _, change in self.scales.values()] + list(self.vectors.values())
+        """Return all trainable parameters."""
+        return [p for p in self.module.parameters() if p.requires_grad]
 
-    def count_trained(self) -> tuple[int, int]:
-        """Return (number of trainable scales, number of trainable elements of norms and biases)."""
-        scales = {change for _, change in self.scales.values()}
-        return sum(c.numel() for c in scales), sum(v.numel() for v in self.vectors.values())
-
-    def copy_state(self) -> list[Tensor]:
-        """Return copies of all trainable parameters, for `restore`."""
-        return [p.detach().clone() for p in self.trainable]
+    def list_sizes(self) -> dict[str, float]:
+        """Return the root mean square of each trainable parameter of the module, at least 0.01, by name: rates are
+        relative to it. The changes of scales are relative themselves, so that theirs is 1."""
+        changes = {id(change) for _, change in self.scales.values()}
+        named = ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+        return {n: 1.0 if id(p) in changes else max(float(p.detach().square().mean().sqrt()), 1e-2) for n, p in named}
 
     @torch.no_grad()
-    def restore(self, state: Iterable[Tensor]) -> None:
-        """Copy `state`, as `copy_state` returns it, into the trainable parameters."""
-        for parameter, value in zip(self.trainable, state, strict=True):
-            parameter.copy_(value)
-
-    @torch.no_grad()
-    def round_scales(self) -> None:
-        """Multiply the scales by 1 + change, round them to their stored dtype, and set the changes to 0."""
-        for name, (weight, change) in self.scales.items():
-            weight.scales.copy_(torch.from_numpy(_cast_scales(self, name).astype(np.float32)))
-            change.zero_()
-
     def build_graph(self) -> Graph:
-        """Return a copy of the graph with the trained scales, norms and biases; codes and zero points are unchanged."""
+        """Return a copy of the graph with the trained values, products of low rank added; codes and zero points are
+        unchanged."""
         reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
         for name in self.scales:
             recipe, scales = self.graph.params[name].recipe, _cast_scales(self, name)
@@ -152,10 +174,14 @@ class Student:
                 group=layout.group,
                 scale=layout.scale.name,
             )
-        for name, vector in self.vectors.items():
-            key = reader.unique_key(name)
-            reader.put(key, vector.detach().cpu().numpy())
-            recipes[name] = Source(key)
+        keys: dict[str, str] = {}
+        for name, path in self.floats.items():
+            if path not in keys:  # tied weights stay one tensor
+                keys[path] = reader.unique_key(name)
+                home, _, attribute = path.rpartition(".")
+                weight = getattr(self.module.get_submodule(home), attribute)
+                reader.put(keys[path], weight.float().cpu().numpy())
+            recipes[name] = Source(keys[path])
         graph = self.graph.clone(recipes)
         graph.reader = reader
         return graph
@@ -198,60 +224,55 @@ def find_vector_params(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class FloatCopy:
-    """A copy of a graph that reads quantized weights and trained vectors as float tensors. names_by_key: the key of
-    each of these tensors → the names of the parameters that read it. scaled: names of weights whose scales are trained.
-    vectors: names of norms and biases that are trained."""
+    """A copy of a graph that reads quantized weights and those of `choice` as float tensors. names_by_key: the key of
+    each of these tensors → the names of the parameters that read it."""
 
     graph: Graph
     names_by_key: Mapping[str, list[str]]
-    scaled: set[str]
-    vectors: set[str]
+    choice: Choice
 
 
-def copy_as_floats(
-    graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None
-) -> FloatCopy:
-    """Return a copy of `graph` that reads quantized weights and trained vectors as float tensors. scaled: names of
-    weights whose scales are trained (None: `find_scaled_params`). vectors: names of norms and biases that are trained
-    (None: `find_vector_params`)."""
-    scales = set(find_scaled_params(graph) if scaled is None else scaled)
-    trained = set(find_vector_params(graph) if vectors is None else vectors)
+def copy_as_floats(graph: Graph, choice: Choice) -> FloatCopy:
+    """Return a copy of `graph` that reads quantized weights and those that train directly as float tensors."""
     recipes, names, read = dict[str, Recipe](), dict[str, list[str]](), dict[str, Recipe]()
     keys: dict[Recipe, str] = {}
     for name, param in graph.params.items():
-        if is_quantized(param):
-            # A weight with two names is one tensor.
-            key = keys.setdefault(param.recipe, f"quantized {name}")
-        elif name in trained:
-            key = f"vector {name}"
-        else:
-            continue
-        recipes[key] = param.recipe
-        names.setdefault(key, []).append(name)
-        read[name] = Source(key)
+        if is_quantized(param) or name in choice.direct or name in choice.low_rank:
+            key = keys.setdefault(param.recipe, f"trained {name}")  # a weight with two names is one tensor
+            recipes[key] = param.recipe
+            names.setdefault(key, []).append(name)
+            read[name] = Source(key)
     floats = graph.clone(read)
     floats.reader = _EvaluatingReader(graph.reader, recipes)
-    return FloatCopy(floats, names, scales, trained)
+    return FloatCopy(floats, names, choice)
 
 
-def open_student(graph: Graph, floats: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
-    """Return the student of the quantized `graph` on `device`. floats: `copy_as_floats(graph)`. forms: graphs by name,
-    the result of compiling `floats.graph` for target torch; ``forms[MODEL]`` is built. A weight is trained only if that
-    graph reads it unchanged from `floats`."""
+def open_student(
+    graph: Graph, floats: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str, rank: int = 8
+) -> Student:
+    """Return the student of `graph` on `device`.
+
+    floats: `copy_as_floats(graph, choice)`. forms: graphs by name, the result of compiling `floats.graph` for target
+    torch; ``forms[MODEL]`` is built. rank: of low-rank matrices. A weight is trained only if that graph reads it
+    unchanged from `floats`.
+    """
     module = build_module(forms, device=device).requires_grad_(False)
-    scales: dict[str, tuple[ScaledCodes, nn.Parameter]] = {}
-    trained: dict[str, nn.Parameter] = {}
+    student, choice = Student(graph, module), floats.choice
     for path, param in lower(forms[MODEL]).program.weights.items():
         if not isinstance(param.recipe, Source) or param.recipe.key not in floats.names_by_key:
             continue
         names, (home, _, attribute) = floats.names_by_key[param.recipe.key], path.rpartition(".")
         place = module.get_submodule(home)
-        if names[0] in floats.vectors:
-            trained[names[0]] = getattr(place, attribute).requires_grad_(True)
-        elif names[0] in floats.scaled:
+        if not choice.scales.isdisjoint(names):
             pair = _parametrize(place, attribute, graph.params[names[0]])
-            scales.update((name, pair) for name in names)
-    return Student(graph, module, scales, trained)
+            student.scales.update((name, pair) for name in names)
+        elif not choice.low_rank.isdisjoint(names):
+            parametrize.register_parametrization(place, attribute, LowRank(getattr(place, attribute), rank))
+            student.floats.update((name, path) for name in names)
+        elif not choice.direct.isdisjoint(names):
+            getattr(place, attribute).requires_grad_(True)
+            student.floats.update((name, path) for name in names)
+    return student
 
 
 def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[ScaledCodes, nn.Parameter]:

@@ -140,7 +140,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
     """
     if any(param.recipe.has(Kept) for param in graph.params.values()):
         raise WeftError(f"graph {graph.name} has quantized blocks, which do not train: build it without keep_blocks")
-    declared, read = _map_keys(build_module_graphs(graph)), _map_keys(build_module_graphs(simplify_trainable(graph)))
+    declared, read = map_state_keys(graph), map_state_keys(simplify_trainable(graph))
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]
         raise WeftError(f"the state_dict has {name}, but graph {graph.name} does not ({len(unknown)} unknown in total)")
@@ -165,11 +165,12 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
     return graph
 
 
-def _map_keys(forms: Mapping[str, Graph]) -> dict[str, str]:
-    """Return the state_dict key of each parameter of a module built from `forms`, keyed by parameter name."""
+def map_state_keys(graph: Graph) -> dict[str, str]:
+    """Return the state_dict key of each parameter of the module that is built from `graph`, keyed by parameter name."""
     from weft.backends.torch.lower.identifiers import map_parameter_names
     from weft.backends.torch.lower.lower import lower
 
+    forms = build_module_graphs(graph)
     names = map_parameter_names(forms[""])
     return {names[param.name]: key for key, param in lower(forms[MODEL]).program.weights.items()}
 

@@ -1,4 +1,4 @@
-"""The command `weft`: compile, run, serve, eval, export, inspect, viz, gallery, opt, heal, verify, and lists of names.
+"""The command `weft`: compile, run, serve, eval, export, inspect, viz, gallery, opt, train, distil, verify, and lists of names.
 
 Importing it only imports click; each command imports its needs when it runs. Never here: anything that Python callers
 also need, which is in `weft.frontends.app.api`.
@@ -13,16 +13,18 @@ import click
 from weft.ir.registry import import_plugin
 
 from . import catalog_commands as catalog
+from . import compare_command as comparing
 from . import compile_command as compiling
 from . import completion
+from . import distil_command as distilling
 from . import eval_command as evaluating
 from . import export_command as exporting
-from . import heal_command as healing
 from . import inspect_command as inspecting
 from . import opt_command as opting
 from . import passes_command as passes_catalog
 from . import run_command as running
 from . import serve_command as serving
+from . import train_command as training
 from . import verify_command as verifying
 from . import viz_command as drawing
 from .guard import Root
@@ -74,7 +76,8 @@ def cli(ctx: click.Context) -> None:
       weft viz model.gguf -o model.html         a picture to click through
       weft gallery                              a page with all presets
       weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
-      weft heal q4/ --against model.gguf -o healed/           train the scales of a quantized model
+      weft train model.py --text book.txt -o run/             train an architecture
+      weft distil q4/ --against model.gguf -o run/            train a rewritten model to predict as the original
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 reference of the source
       weft eval out/ --against model.gguf --text notes.txt    the loss of quality
@@ -96,13 +99,15 @@ COMMANDS = {  # in the groups of `weft --help`
         catalog.targets_command,
         passes_catalog.passes_command,
     ),
-    "Change": (opting.opt_command, healing.heal_command),
+    "Train": (training.train_command, distilling.distil_command, comparing.compare_command),
+    "Change": (opting.opt_command,),
     "Trust": (verifying.verify_command,),
     "Shell": (completion.completion_command,),
 }
 for group, commands in COMMANDS.items():
     for command in commands:
         cli.add_to(group, command)
+cli.add_command(distilling.distil_command, "heal")  # its earlier name, for one version
 
 
 def main() -> None:

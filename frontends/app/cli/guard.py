@@ -49,7 +49,7 @@ class Root(click.Group):
         self.groups.setdefault(group, []).append(command)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [name for name, command in self.commands.items() if name == command.name]  # not earlier names
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for name in self.commands)

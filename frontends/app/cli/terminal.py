@@ -93,9 +93,14 @@ def format_remaining(elapsed: float | None, done: float, total: float | None) ->
     """
     if not elapsed or not done or not total:
         return ""
-    seconds = round(elapsed * max(total - done, 0) / done)
-    hours, rest = divmod(seconds, 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02} left" if hours else f"{rest // 60}:{rest % 60:02} left"
+    return f"{format_duration(elapsed * max(total - done, 0) / done)} left"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as 1:05 (minutes and seconds) or 2:10:00 (with hours)."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 @contextlib.contextmanager

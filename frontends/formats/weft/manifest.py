@@ -55,7 +55,7 @@ def build_manifest(
         "pipeline": pipeline,
         "left_out": [part.record() for part in model.left_out],
         "source": _origin(model, hashes),
-        "versions": {name: metadata.version(name) for name in target.libraries},
+        "versions": list_versions(*target.libraries),
     }
 
 
@@ -69,6 +69,11 @@ def _list_padding(graph: Graph) -> dict[str, Any]:
     return {"compares_tokens": compete or bool(dense), **above}
 
 
+def list_versions(*packages: str) -> dict[str, str]:
+    """Return the versions of the installed `packages`, by name."""
+    return {name: metadata.version(name) for name in packages}
+
+
 def build_provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
     """Return provenance.json of `model`: its source with `hashes` (file name → SHA-256), passes, and parts left out."""
     from weft import __version__
@@ -79,13 +84,14 @@ def build_provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
     return {
-        "spec": _make_absolute(model.spec),
+        "spec": make_absolute(model.spec),
         "description": model.description,
         "seed": model.seed,
         "hashes": hashes,
         **model.graph.meta.get("source", {}),
         **({"family": model.family} if model.family else {}),
         **({"without": list(model.without)} if model.without else {}),
+        **({"trained": dict(model.trained)} if model.trained else {}),
         **({"provenance": model.provenance} if model.provenance else {}),
     }
 
@@ -113,7 +119,7 @@ def _list_sound(graph: Graph) -> dict[str, Any]:
     return {}
 
 
-def _make_absolute(spec: str) -> str:
+def make_absolute(spec: str) -> str:
     """Return `spec`, PATH or FILE.py:NAME, with an absolute path if the path exists, else `spec`; links stay links."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
     path = expand_home(file if file.endswith(".py") else spec)

@@ -46,6 +46,7 @@ from .manifest import replace_with_provenance
 from .metadata import check_metadata
 
 GRAPH = "model.weft"
+RUN, BEST = "run.json", "best"  # of a run folder: its record, and the model folder that a source of it stands for
 _MOVING = (Source, Concat, Full, Permute, Reshape, Slice, Take)
 
 

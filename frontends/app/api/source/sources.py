@@ -104,11 +104,15 @@ def _load_gguf(spec: str, path: Path) -> Model:
 
 def _load_folder(spec: str, path: Path) -> Model:
     from ....formats.hf.adapter import is_adapter
-    from ....formats.weft.model_folder import GRAPH, read_model
+    from ....formats.weft.model_folder import BEST, GRAPH, RUN, read_model
     from .adapters import load_with_adapters
 
     if (path / GRAPH).is_file() and not is_adapter(path):
         return read_model(spec, path)
+    if (path / RUN).is_file():
+        if not (path / BEST / GRAPH).is_file():
+            raise WeftError(f"{path} is a run without a model yet: continue it with `weft train --resume {path}`")
+        return replace(read_model(spec, path / BEST), description=f"run {path.name}")
     if (path / "weft.json").is_file():
         raise WeftError(f"{path} is compiled already: `weft run {path}` runs it; to compile again, name its source")
     return load_with_adapters(spec)

@@ -110,7 +110,7 @@ def test_more_bits_lose_less() -> None:
         ("quantize-cache{bits=3}", "quantize-cache: bits=3 must be 8 or 4"),
         ("quantize-cache{per=foo}", 'pass quantize-cache: per="foo" must be one of channel, head, tensor'),
         ("quantize-cache{tokens=0}", "quantize-cache: tokens=0 must be positive"),
-        ("quantize-cache{calibration=none.npy}", "the calibration text none.npy"),
+        ("quantize-cache{calibration=none.npy}", "the text none.npy"),
     ],
 )
 def test_refusals(pipeline: str, sentence: str) -> None:

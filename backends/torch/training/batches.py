@@ -1,0 +1,66 @@
+"""Batches of token windows. A batch depends only on the seed and its number, so a resumed run needs no other state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows of token ids [n, length], and the number of each window in its text [n]."""
+
+    windows: Tensor
+    numbers: Tensor
+
+    def split(self, size: int) -> list[Batch]:
+        """Return this batch in parts of at most `size` windows."""
+        pairs = zip(self.windows.split(size), self.numbers.split(size), strict=True)
+        return [Batch(*pair) for pair in pairs]
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """The windows of `tokens` (ids [tokens], possibly a memory map), each `length` ids long and `stride` after the one
+    before. With `shift`, every epoch begins at another offset below `stride`, so that its windows differ."""
+
+    tokens: Array
+    length: int
+    stride: int
+    seed: int = 0
+    shift: bool = False
+
+    def __len__(self) -> int:
+        spare = self.stride - 1 if self.shift else 0
+        return max(0, (len(self.tokens) - spare - self.length) // self.stride + 1)
+
+    def draw(self, start: int, count: int) -> Batch:
+        """Return `count` windows from number `start` of an endless series: in each epoch every window occurs once, in
+        random order."""
+        series = np.arange(start, start + count)
+        order = [self._order_epoch(epoch) for epoch in range(start // len(self), (start + count - 1) // len(self) + 1)]
+        chosen = [order[n // len(self) - start // len(self)] for n in series]
+        numbers = np.array([windows[n % len(self)] for n, (windows, _) in zip(series, chosen, strict=True)])
+        offsets = np.array([offset for _, offset in chosen])
+        return self._read(numbers, offsets)
+
+    def read(self, numbers: Array) -> Batch:
+        """Return the windows `numbers` [n], in this order, without shift."""
+        return self._read(numbers, np.zeros_like(numbers))
+
+    def _read(self, numbers: Array, offsets: Array) -> Batch:
+        at = (numbers * self.stride + offsets)[:, None] + np.arange(self.length)
+        return Batch(torch.from_numpy(self.tokens[at].astype(np.int64)), torch.from_numpy(numbers))
+
+    @lru_cache(2)  # noqa: B019 (a run keeps its few windows until it ends)
+    def _order_epoch(self, epoch: int) -> tuple[Array, int]:
+        """Return the order of the windows in `epoch`, and the offset of the first."""
+        random = np.random.default_rng([self.seed, epoch])
+        return random.permutation(len(self)), int(random.integers(self.stride)) if self.shift else 0

@@ -1,0 +1,4 @@
+"""Training of models: texts as tokens, run folders, `weft.train`, `weft.compare`, `weft.distil`.
+
+Never here: steps of an optimizer (`weft.backends.torch.training`).
+"""

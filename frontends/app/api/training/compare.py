@@ -1,0 +1,238 @@
+"""`weft.compare`: variants of an architecture trained side by side, at equal tokens or equal compute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from weft.backends.runtime.device import choose_place
+from weft.backends.viz.formats.chart import check_chart
+from weft.backends.viz.formats.curves import Curve, render_curves
+from weft.ir.errors import WeftError
+from weft.ir.storage import replace_file, scratch_folder
+from weft.ir.storage.documents import expand_home
+from weft.passes.analysis.costs import compute_cost, count_parameters
+
+from ....model import Model
+from ..inspect.counting import inspect
+from ..source.sources import load_source
+from .runs import MAX_HELD_OUT, read_tokens
+from .settings import TrainingSettings
+from .texts import Progress, Text, attach_tokenizer
+from .trainers import check_trainable, open_trainer
+
+if TYPE_CHECKING:
+    from weft.backends.torch.training.batches import Windows
+    from weft.backends.torch.training.trainer import Trainer
+
+POINTS = 20  # validations of a run
+BACKWARD = 2  # FLOPs of a backward pass relative to the forward pass: the gradients of inputs and of weights
+
+
+@dataclass(frozen=True)
+class Point:
+    """A validation: tokens, FLOPs and seconds of training before it, and the loss in nats per token."""
+
+    tokens: int
+    flops: float
+    seconds: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of a comparison: its source, parameters, FLOPs per token of training, bytes of cache per token in f32,
+    and the points of its run for each seed."""
+
+    name: str
+    parameters: int
+    flops_per_token: float
+    cache_bytes: int
+    runs: tuple[tuple[Point, ...], ...]
+
+    @property
+    def losses(self) -> list[float]:
+        """Return the loss at the end of each run."""
+        return [run[-1].loss for run in self.runs]
+
+    @property
+    def spread(self) -> float:
+        """Return the standard deviation of the loss over the seeds; 0 for one seed."""
+        return stdev(self.losses) if len(self.runs) > 1 else 0.0
+
+
+def compare(
+    sources: Sequence[str],
+    texts: str | Path | Sequence[str | Path],
+    settings: TrainingSettings = TrainingSettings(),  # noqa: B008 (it is frozen)
+    *,
+    flops: float | None = None,
+    seeds: int = 3,
+    match_parameters: bool = False,
+    tokenizer: str | None = None,
+    validation: str | Path | None = None,
+    field: str = "text",
+    device: str = "auto",
+    report: Callable[[str, int, Point], None] = lambda name, seed, point: None,
+    progress: Progress = lambda stage, done, total: None,
+) -> list[Variant]:
+    """Train the architectures `sources` on the same text with the same settings, and return their losses.
+
+    Steps of the variants alternate, so that other load on the machine affects all alike. Every seed initializes the
+    weights and orders the text anew.
+
+    Args:
+        flops: train each variant with this number of FLOPs, instead of the settings' steps: with equal compute, a
+            smaller variant reads more tokens.
+        seeds: number of runs of each variant.
+        match_parameters: change the widths of the feed-forwards of all variants except the first, so that their numbers
+            of parameters are as close to the first's as possible.
+        tokenizer, validation, field, device: as in `train`.
+        report: called after each validation with the name of the variant, the seed, and the point.
+
+    Raises:
+        WeftError: if there are fewer than two sources, one is not an architecture, or as in `train`.
+    """
+    if len(sources) < 2:
+        raise WeftError("a comparison needs two architectures or more")
+    if settings.minutes is not None:
+        raise WeftError("variants are compared at equal steps, tokens or FLOPs, not in equal time")
+    from weft.backends.torch.training.trainer import open_accelerator
+
+    paths = [texts] if isinstance(texts, str | Path) else texts
+    training = [Text(expand_home(path), field) for path in paths]
+    rest = [] if validation is None else [Text(expand_home(validation), field)]
+    accelerator = open_accelerator(choose_place(device, "torch").device, settings.bf16, settings.accumulate)
+    models = _open_variants(sources, tokenizer, training)
+    models = [models[0], *(_match(model, models[0]) for model in models[1:])] if match_parameters else models
+    settings = settings.resolve(models[0])
+    ids, held_out = read_tokens(models[0], training, rest, settings, progress)
+    costs = [_count_flops(model, settings) for model in models]
+    runs: list[list[tuple[Point, ...]]] = [[] for _ in models]
+    for seed in range(settings.seed, settings.seed + seeds):
+        courses = []
+        for model, cost in zip(models, costs, strict=True):
+            own = replace(settings, seed=seed, steps=_count_steps(cost, settings, flops))
+            drawn = load_source(model.module, seed)
+            trainer, windows = open_trainer(
+                replace(model, graph=drawn.graph, seed=seed), ids, held_out, own, accelerator
+            )
+            courses.append(_Course(trainer, windows, cost))
+        while any(course.trainer.done < 1 for course in courses):
+            at = min(range(len(courses)), key=lambda n: courses[n].trainer.done)
+            if (point := courses[at].run_step()) is not None:
+                report(models[at].spec, seed, point)
+        for course, earlier in zip(courses, runs, strict=True):
+            earlier.append(tuple(course.points))
+    return [
+        Variant(
+            model.spec,
+            count_parameters(model.graph),
+            cost,
+            4 * (inspect(model, settings.context).cache_per_token or 0),
+            tuple(own),
+        )
+        for model, cost, own in zip(models, costs, runs, strict=True)
+    ]
+
+
+class _Course:
+    """The course of a variant's training for one seed. Its time is that of its own steps, without validations."""
+
+    def __init__(self, trainer: Trainer, held_out: Windows, cost: float) -> None:
+        self.trainer, self.held_out, self.cost = trainer, held_out, cost
+        self.points = list[Point]()
+        self._steps, self._seconds = trainer.train(), 0.0
+        self._every = max(1, trainer.plan.steps // POINTS)
+
+    def run_step(self) -> Point | None:
+        """Run a step; return its point if it is validated."""
+        step = next(self._steps)
+        self._seconds += step.seconds
+        if step.number % self._every and self.trainer.done < 1:
+            return None
+        tokens = step.number * self.trainer.plan.batch * self.trainer.data.stride
+        loss = self.trainer.validate(self.held_out, MAX_HELD_OUT)
+        self.points.append(Point(tokens, tokens * self.cost, self._seconds, loss))
+        return self.points[-1]
+
+
+def _open_variants(sources: Sequence[str], tokenizer: str | None, texts: Sequence[Text]) -> list[Model]:
+    """Return the models of `sources`, all with the tokenizer of the first."""
+    loaded = [load_source(source) for source in sources]
+    for model in loaded:
+        if not model.random_init or model.module is None:
+            raise WeftError(f"{model.spec} is not an architecture: comparisons train variants from random weights")
+        check_trainable(model)
+    first = attach_tokenizer(loaded[0], tokenizer, texts)
+    if first.tokenizer is None:
+        return [first, *loaded[1:]]
+    with scratch_folder() as folder:
+        first.tokenizer(folder)
+        others = [replace(attach_tokenizer(model, str(folder), texts), tokenizer=None) for model in loaded[1:]]
+    return [first, *others]
+
+
+def _count_flops(model: Model, settings: TrainingSettings) -> float:
+    """Return the FLOPs per token of a training step."""
+    context = settings.context or 1
+    return (1 + BACKWARD) * compute_cost(model.graph, seq=context).flops / context
+
+
+def _count_steps(cost: float, settings: TrainingSettings, flops: float | None) -> int:
+    if flops is None:
+        return settings.steps or 0
+    return max(1, round(flops / (cost * settings.batch * (settings.context or 1))))
+
+
+def _match(model: Model, first: Model) -> Model:
+    """Return `model` with feed-forwards of a width that brings its number of parameters closest to that of `first`.
+
+    Raises:
+        WeftError: if no module of it has a width of this kind, or none can be positive.
+    """
+    base, doubled = (count_parameters(load_source(_scale(model.module, factor)).graph) for factor in (1.0, 2.0))
+    factor = 1 + (count_parameters(first.graph) - base) / (doubled - base) if doubled > base else 0.0
+    if factor <= 0:
+        raise WeftError(f"{model.spec} cannot have as many parameters as {first.spec} by other widths of feed-forwards")
+    module = _scale(model.module, factor)
+    return replace(model, graph=load_source(module, model.seed).graph, module=module)
+
+
+def _scale(module: Any, factor: float) -> Any:
+    """Return `module` with all fields called ``hidden`` of it and of modules in it multiplied by `factor`."""
+    if isinstance(module, list | tuple):
+        return type(module)(_scale(part, factor) for part in module)
+    if not dataclasses.is_dataclass(module) or isinstance(module, type):
+        return module
+    fields = {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init}
+    scaled = {
+        name: max(1, round(value * factor)) if name == "hidden" and isinstance(value, int) else _scale(value, factor)
+        for name, value in fields.items()
+    }
+    return dataclasses.replace(module, **{name: value for name, value in scaled.items() if value is not fields[name]})
+
+
+def draw_comparison(variants: Sequence[Variant], out: Path, dark: bool = False) -> None:
+    """Draw the mean loss of each variant over tokens, FLOPs and seconds, with its range over the seeds, into `out`.
+
+    Raises:
+        WeftError: if no chart has the suffix of `out`, matplotlib is not installed, or `out` cannot be written.
+    """
+    check_chart(out)
+    plots: dict[str, list[Curve]] = {}
+    for label, key in (("tokens", "tokens"), ("FLOPs", "flops"), ("seconds", "seconds")):
+        plots[label] = [_draw_curve(variant, key) for variant in variants]
+    with replace_file(out) as partial:
+        partial.write_bytes(render_curves(out.suffix, "Loss on held-out text", "nats per token", plots, dark))
+
+
+def _draw_curve(variant: Variant, key: str) -> Curve:
+    columns = list(zip(*variant.runs, strict=True))
+    points = [(mean(getattr(p, key) for p in column), mean(p.loss for p in column)) for column in columns]
+    ranges = [(min(p.loss for p in column), max(p.loss for p in column)) for column in columns]
+    return Curve(variant.name, points, ranges if len(variant.runs) > 1 else ())

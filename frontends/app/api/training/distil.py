@@ -1,0 +1,272 @@
+"""`weft.distil`: a rewritten model, trained to predict as its original does."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.backends.block_weights import is_quantized
+from weft.backends.runtime.device import choose_place
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes.readers import Array
+from weft.ir.storage import scratch_folder
+from weft.ir.storage.documents import expand_home
+from weft.passes.analysis.costs import find_learned_params
+from weft.passes.fitting.calibration import MIXTURE
+from weft.passes.fitting.matrices import find_matrices
+
+from ....formats.weft.manifest import make_absolute
+from ....model import Model, SourceLike
+from ..modules import build_module_graphs, simplify_trainable
+from ..modules import torch as build
+from ..source.sources import load_source
+from .run_folder import RunFolder
+from .runs import Hooks, Report, Run, begin_run, run_phases
+from .settings import TrainingSettings
+from .texts import Progress, Text
+from .trainers import check_trainable
+
+if TYPE_CHECKING:
+    from weft.backends.torch.distillation.student import Choice
+
+_SUBLAYER = re.compile(r"(.*\.\d+\.[^.]+)\.")
+WORDS = ("scales", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
+TOP = 64
+HELD_OUT = 16  # windows of a validation, which runs both models
+PROMPT = 8  # tokens of the text at the start of a sampled sequence
+SAMPLE_BATCH = 64  # sequences sampled in one batch
+
+
+@dataclass(frozen=True)
+class DistilSettings(TrainingSettings):
+    """Settings of `weft.distil`; those not listed here are as in `TrainingSettings`.
+
+    train: groups of parameters that train: ``scales`` (of quantized weights), ``norms``, ``biases``, ``changed``
+    (sublayers with a weight that is not the original's), ``all``, patterns of names such as ``layers.*.attn.*``, and
+    ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms and biases of a
+    quantized model; else changed, or all if only the layers differ. layers: share of the run in which each layer is
+    first trained alone, to return what the original's layer does. labels, hidden: weights of the cross-entropy with the
+    text itself, and of the error of the residual stream. top: number of the original's most likely tokens that are
+    stored per position (0: all are computed again in each step). samples: tokens of additional text that the original
+    samples.
+    """
+
+    batch: int = 8
+    decay: float = 0.0
+    warmup: int | None = None
+    train: tuple[str, ...] | None = None
+    rank: int = 8
+    layers: float = 0.2
+    labels: float = 0.0
+    hidden: float = 0.0
+    top: int = TOP
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("top", 0), ("samples", 0), ("rank", 1)):
+            if (number := getattr(self, name)) < least:
+                raise WeftError(f"{name} is {number}, but it must be at least {least}")
+        if not 0 <= self.layers < 1:
+            raise WeftError(f"layers is {self.layers}, but it is a share of the run, below 1")
+
+
+def distil(
+    model: SourceLike,
+    out: str | Path,
+    settings: DistilSettings = DistilSettings(),
+    *,
+    against: SourceLike,
+    texts: str | Path | Sequence[str | Path] = (),
+    field: str = "text",
+    device: str = "auto",
+    tensorboard: bool = False,
+    resumes: bool = False,
+    report: Callable[[Report], None] = lambda state: None,
+    progress: Progress = lambda stage, done, total: None,
+) -> Run:
+    """Train `model`, a rewritten decoder, to predict the next token as its original `against` does, and write the run
+    folder `out`, which is a source.
+
+    First each layer is trained alone, to return what the original's layer does (`DistilSettings.layers`). Then all are
+    trained together to minimize KL(original ‖ model) (Hinton 2015, arXiv 1503.02531). The best state on the last
+    twentieth of the text is written, with scales in their stored dtype and matrices of low rank added to their weights.
+
+    Args:
+        texts: files of plain text, JSON lines or token ids, or folders of the library datasets; by default a mixture of
+            prose, code and languages that comes with weft.
+        resumes: continue the run in `out` from its last checkpoint; all other arguments must be as at its beginning.
+        report: called after every step.
+
+    Raises:
+        WeftError: if the two are not decoders of the same tokens without caches, nothing can be trained, `out` exists
+            (or with `resumes` is not a run), a text cannot be read or is too short, the loss is not finite, or no state
+            is closer to the original than `model` was.
+    """
+    folder, place = RunFolder(expand_home(out)), choose_place(device, "torch")
+    if not resumes:
+        folder.check_new()
+    original, rewritten = load_source(against), load_source(model)
+    _check_pair(rewritten, original)
+    settings = settings.resolve(rewritten)
+    choice = choose_parameters(rewritten.graph, original.graph, settings.train)
+
+    from weft.backends.torch.distillation.objectives import Layers, Predictions, Teacher, align_layers
+    from weft.backends.torch.distillation.student import copy_as_floats, open_student
+    from weft.backends.torch.training.batches import Windows
+    from weft.backends.torch.training.objectives import Objective
+    from weft.backends.torch.training.trainer import Trainer, open_accelerator
+
+    accelerator = open_accelerator(place.device, settings.bf16, settings.accumulate)
+    original_net = build(original, device=accelerator.device)
+    floats = copy_as_floats(rewritten.graph, choice)
+    forms = build_module_graphs(simplify_trainable(floats.graph))
+    student = open_student(rewritten.graph, floats, forms, accelerator.device, settings.rank)
+    if not student.trainable:
+        raise WeftError(f"{rewritten.description} has no parameters that can be trained")
+    if not resumes:
+        paths = [texts] if isinstance(texts, str | Path) else texts or [MIXTURE]
+        reader = rewritten if rewritten.graph.tokenize is not None else original
+        facts = {"source": make_absolute(rewritten.spec), "against": make_absolute(original.spec)}
+        sources = [Text(expand_home(path), field) for path in paths]
+        begin_run(
+            folder,
+            reader,
+            sources,
+            [],
+            settings,
+            facts,
+            accelerator,
+            progress,
+            partial(_extend, original_net, settings, progress),
+        )
+    ids, held_out = folder.open_tokens()
+    context = settings.context or 0
+    data = Windows(ids, context, context, settings.seed)
+    pipeline = "; ".join(text for text in (rewritten.pipeline, "distil") if text)
+
+    def build_model(_: object) -> Model:
+        return replace(rewritten, graph=student.build_graph(), module=None, pipeline=pipeline, settings=None)
+
+    with scratch_folder() as scratch:
+        teacher = Teacher(original_net, len(data), context, settings.top, scratch)
+        segments = align_layers(student.module, original_net) if settings.layers or settings.hidden else []
+        predictions = Predictions(teacher, settings.labels, settings.hidden, segments)
+        shares: dict[str, tuple[Objective, float]] = {"predictions": (predictions, 1 - settings.layers)}
+        if settings.layers:
+            shares = {"layers": (Layers(teacher, segments), settings.layers)} | shares
+        phases = {
+            name: Trainer(
+                accelerator, student.module, objective, data, settings.make_plan(share), (), student.list_sizes(), False
+            )
+            for name, (objective, share) in shares.items()
+        }
+        run = run_phases(
+            folder,
+            phases,
+            Windows(held_out, context, context),
+            settings.validate_every,
+            build_model,
+            Hooks(report, progress, tensorboard),
+            limit=HELD_OUT,
+            must_improve=True,
+        )
+    if not run.best < run.before:
+        raise WeftError(
+            f"{run.steps:,} steps brought {rewritten.description} no closer to {original.description} on held-out text "
+            f"(KL divergence {run.before:.3g}): try a smaller --rate, more --tokens or another --text"
+        )
+    return run
+
+
+heal = distil  # its earlier name, for one version
+
+
+def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None = None) -> Choice:
+    """Return which parameters of `graph` train, for the groups and patterns `words` (`DistilSettings.train`).
+
+    Raises:
+        WeftError: if a word is neither a group nor a pattern that matches a parameter.
+    """
+    from weft.backends.torch.distillation.student import Choice, find_scaled_params, find_vector_params
+
+    scales, vectors = find_scaled_params(graph), find_vector_params(graph)
+    floats = [p.name for p in find_learned_params(graph) if p.uses and not is_quantized(p)]
+    if words is None:
+        words = ("scales", "norms", "biases") if scales else ("changed",)
+    direct, low_rank, scaled = set[str](), set[str](), set[str]()
+    for word in words:
+        if word == "scales":
+            scaled.update(scales)
+        elif word == "norms":
+            direct.update(name for name in vectors if not name.endswith("bias"))
+        elif word == "biases":
+            direct.update(name for name in vectors if name.endswith("bias"))
+        elif word == "changed":
+            changed = _find_changed(graph, original, floats)
+            direct.update(changed or floats)
+        elif word == "all":
+            direct.update(floats)
+        elif word == "lora":
+            low_rank.update(param.name for param in find_matrices(graph) if param.name in floats)
+        elif matched := fnmatch.filter(graph.params, word):
+            direct.update(name for name in matched if name in floats)
+            scaled.update(name for name in matched if name in scales)
+        else:
+            raise WeftError(f"--train {word}: no parameter has such a name; groups are {', '.join(WORDS)}")
+    return Choice(frozenset(scaled), frozenset(direct), frozenset(low_rank - direct))
+
+
+def _find_changed(graph: Graph, original: Graph, names: Sequence[str]) -> list[str]:
+    """Return those of `names` in sublayers (``layers.3.attn``) with a parameter whose values are not the original's."""
+
+    def has_changed(name: str) -> bool:
+        mine, other = graph.params[name], original.params.get(name)
+        if other is None or other.type.shape != mine.type.shape:
+            return True
+        a, b = mine.recipe.evaluate(graph.reader), other.recipe.evaluate(original.reader)
+        return bool(np.linalg.norm(a - b) > 1e-3 * np.linalg.norm(b))
+
+    homes = {name: match[1] if (match := _SUBLAYER.match(name)) else name for name in names}
+    changed = {homes[name] for name in names if has_changed(name)}
+    return [name for name in names if homes[name] in changed]
+
+
+def _check_pair(model: Model, original: Model) -> None:
+    """Raise WeftError unless both are decoders that can be trained, with the same number of tokens."""
+    for one in (model, original):
+        check_trainable(one)
+    first, second = (int(one.graph.outputs["logits"].width) for one in (model, original))
+    if first != second:
+        raise WeftError(
+            f"{model.description} has {first} tokens and {original.description} {second}: give the original of the "
+            "model as --against"
+        )
+
+
+def _extend(net: Any, settings: DistilSettings, progress: Progress, ids: Array) -> Array:
+    """Return `ids`, cut to whole windows, with `settings.samples` tokens after them that the original `net` samples."""
+    import torch
+
+    from weft.backends.torch.distillation.sampled_sequences import sample_continuations
+
+    context = settings.context or 0
+    ids = ids[: len(ids) // context * context]
+    count, length = -(-settings.samples // context), min(PROMPT, context - 1)
+    random = np.random.default_rng(settings.seed)
+    starts = random.integers(len(ids) - length, size=(count, 1))
+    prompts = torch.from_numpy(ids[starts + np.arange(length)].astype(np.int64)).to(next(net.parameters()).device)
+    parts = [
+        sample_continuations(net, part, context, seed=settings.seed + i, progress=progress).cpu().numpy()
+        for i, part in enumerate(prompts.split(SAMPLE_BATCH))
+        if count
+    ]
+    return np.concatenate([ids, *(part.reshape(-1).astype(ids.dtype) for part in parts)])

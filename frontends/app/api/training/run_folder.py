@@ -1,0 +1,181 @@
+"""The folder of a run: its settings, tokens, log, checkpoint, and the best and the last model.
+
+::
+
+    run.json         settings, texts, versions and results
+    tokenizer/       the tokenizer, if the run trained it or was given it
+    tokens.npy       the training text as ids; held_out.npy: the text of the validation
+    log.csv          a row per step; loss.svg: the curve
+    checkpoint.pt    the state after the last validation
+    best/, last/     model folders: of the smallest loss in validation, and of the end
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.storage import check_replaceable, replace_file
+from weft.ir.storage.documents import Record, format_error, write_json
+
+from ....formats.weft.model_folder import BEST, RUN
+
+if TYPE_CHECKING:
+    from .runs import Report
+
+TERMS = ("aux_loss", "labels", "hidden")  # of a loss, except the main one
+COLUMNS = ("step", "phase", "tokens", "seconds", "loss", "validation", "rate", "gradient", "tokens_per_second", *TERMS)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder at `path`."""
+
+    path: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """Return the path of the checkpoint."""
+        return self.path / "checkpoint.pt"
+
+    @property
+    def best(self) -> Path:
+        """Return the path of the model with the smallest loss in validation."""
+        return self.path / BEST
+
+    @property
+    def last(self) -> Path:
+        """Return the path of the model at the end of the run."""
+        return self.path / "last"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Return the path of the run's own tokenizer."""
+        return self.path / "tokenizer"
+
+    def exists(self) -> bool:
+        """Return whether a run began here."""
+        return (self.path / RUN).is_file()
+
+    def check_new(self) -> None:
+        """Raise WeftError if there is something at the path, or it cannot be written."""
+        check_replaceable(self.path)
+        if self.path.exists():
+            raise WeftError(f"{self.path} exists: name another folder, or continue its run with --resume {self.path}")
+
+    def read(self) -> Record:
+        """Return the contents of run.json.
+
+        Raises:
+            WeftError: if it is missing or invalid.
+        """
+        if not self.exists():
+            raise WeftError(f"{self.path} is not the folder of a run: it has no {RUN}; begin one with `weft train -o`")
+        return Record.read(self.path / RUN)
+
+    def write(self, facts: Mapping[str, Any]) -> None:
+        """Replace run.json by `facts`."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with replace_file(self.path / RUN) as partial:
+            write_json(partial, dict(facts))
+
+    def store_tokens(self, training: Array, held_out: Array) -> None:
+        """Write the ids of the text to train on, and of the held-out text."""
+        for name, ids in (("tokens", training), ("held_out", held_out)):
+            with replace_file(self.path / f"{name}.npy") as partial, partial.open("wb") as file:
+                np.save(file, ids)
+
+    def open_tokens(self) -> tuple[Array, Array]:
+        """Return the ids of the text to train on, and of the held-out text, as memory maps.
+
+        Raises:
+            WeftError: if they are missing or damaged.
+        """
+        files = [self.path / f"{name}.npy" for name in ("tokens", "held_out")]
+        try:
+            training, held_out = (np.lib.format.open_memmap(file, "r") for file in files)
+        except (OSError, ValueError, SyntaxError) as e:
+            raise WeftError(f"{self.path} has damaged tokens ({format_error(e)}): begin a new run") from e
+        return training, held_out
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """Return the rows of log.csv, with numbers except for the phase; empty cells are missing.
+
+        Raises:
+            WeftError: if it is damaged.
+        """
+        file = self.path / "log.csv"
+        try:
+            with file.open(newline="") as lines:
+                rows = csv.DictReader(lines)
+                return [{n: c if n == "phase" else float(c) for n, c in row.items() if c} for row in rows]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, csv.Error) as e:
+            raise WeftError(
+                f"{file} is damaged ({format_error(e)}): remove it to continue without the earlier rows"
+            ) from e
+
+
+class Log:
+    """Writes a row per step into log.csv, and into TensorBoard's files if asked to."""
+
+    def __init__(self, folder: RunFolder, step: int, tensorboard: bool = False) -> None:
+        """Begin, or continue after `step`: later rows of an interrupted run are removed.
+
+        Raises:
+            WeftError: if the log is damaged, or the package tensorboard is missing.
+        """
+        self.folder, self.board = folder, _open_tensorboard(folder.path / "tensorboard") if tensorboard else None
+        self.rows = [row for row in folder.read_log() if row.get("step", step + 1) <= step]
+        with replace_file(folder.path / "log.csv") as partial, partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def write(self, state: Report, tokens: int) -> None:
+        """Append the row of a `state`, in which `tokens` are read per step; draw the curve where a validation ran."""
+        step = state.step
+        row = {"step": state.number, "phase": state.phase, "tokens": state.number * tokens, "seconds": state.seconds}
+        row |= {"rate": step.rate, "gradient": step.gradient, "tokens_per_second": tokens / step.seconds, **step.losses}
+        row |= {} if state.validation is None else {"validation": state.validation}
+        self.rows.append(row)
+        with (self.folder.path / "log.csv").open("a", newline="") as file:
+            csv.DictWriter(file, COLUMNS).writerow(row)
+        if self.board is not None:
+            for name, value in row.items():
+                if isinstance(value, float):
+                    self.board.add_scalar(name, value, state.number)
+            self.board.flush()
+        if state.validation is not None:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the losses of training and validation over the tokens as loss.svg, if matplotlib is installed."""
+        if not find_spec("matplotlib"):
+            return
+        from weft.backends.viz.formats.curves import Curve, render_curves
+
+        points = {name: [(r["tokens"], r[name]) for r in self.rows if name in r] for name in ("loss", "validation")}
+        size = max(1, len(points["loss"]) // 200)  # steps per point, their mean: single steps vary too much
+        means = [tuple(np.mean(points["loss"][i : i + size], 0)) for i in range(0, len(points["loss"]), size)]
+        curves = [Curve("training", means), Curve("validation", points["validation"])]
+        title = f"Loss of {self.folder.path.resolve().name}"
+        with replace_file(self.folder.path / "loss.svg") as partial:
+            partial.write_bytes(render_curves(".svg", title, "nats per token", {"tokens": curves}))
+
+
+def _open_tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as e:
+        raise WeftError("--tensorboard needs the package tensorboard: pip install tensorboard") from e
+    return SummaryWriter(str(folder))

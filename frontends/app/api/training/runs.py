@@ -1,0 +1,216 @@
+"""Runs: phases of training with validation, checkpoints, a log and the best model, in a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.storage.contents import hash_file
+
+from ....formats.weft.manifest import list_versions
+from ....formats.weft.model_folder import write_model
+from ....model import Model
+from .run_folder import Log, RunFolder
+from .settings import TrainingSettings
+from .texts import Progress, Text, read_sequence
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from weft.backends.torch.training.batches import Windows
+    from weft.backends.torch.training.trainer import Step, Trainer
+
+HELD_OUT = 20  # one token of 20 is held out for validation
+MAX_HELD_OUT = 64  # windows of a validation, at even distances
+VALIDATIONS = 10  # of a run, unless the settings say how often
+
+
+@dataclass(frozen=True)
+class Report:
+    """The state of a run after a `step` of a `phase`; `number` counts the steps of all phases. done: share of the run
+    that is done after `seconds`. validation: loss on held-out text in nats per token, None where none ran."""
+
+    phase: str
+    number: int
+    done: float
+    seconds: float
+    step: Step
+    validation: float | None
+
+    @property
+    def remaining(self) -> float:
+        """Return the estimated seconds to the end of the run."""
+        return self.seconds * (1 - self.done) / self.done
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of a run: its `folder`, which is a source, its number of steps, and losses on the held-out text in
+    nats per token: before training, of the best and of the last state."""
+
+    folder: Path
+    steps: int
+    before: float
+    best: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions that are called during a run, and whether it writes TensorBoard's files."""
+
+    report: Callable[[Report], None] = lambda state: None
+    progress: Progress = lambda stage, done, total: None
+    tensorboard: bool = False
+
+
+def read_tokens(
+    model: Model, texts: Sequence[Text], held_out: Sequence[Text], settings: TrainingSettings, progress: Progress
+) -> tuple[Array, Array]:
+    """Return the token ids of `texts`, and those of `held_out`; without it, of the last twentieth of `texts`.
+
+    Raises:
+        WeftError: if a text cannot be read, or is too short for the settings' context.
+    """
+    ids, context = read_sequence(model, texts, progress), settings.context or 0
+    rest = read_sequence(model, held_out, progress)
+    if not held_out:
+        count = max(len(ids) // HELD_OUT, context) + 1
+        ids, rest = ids[:-count], ids[-count:]
+    if len(ids) < 2 * context + 1 or len(rest) <= context:
+        total = f"{len(ids):,} tokens to train on and {len(rest):,} to validate on"
+        raise WeftError(f"the text has {total}, too few for windows of {context}: use a longer text or --context")
+    return ids, rest
+
+
+def begin_run(
+    folder: RunFolder,
+    model: Model,
+    texts: Sequence[Text],
+    held_out: Sequence[Text],
+    settings: TrainingSettings,
+    facts: Mapping[str, Any],
+    accelerator: Accelerator,
+    progress: Progress,
+    extend: Callable[[Array], Array] = lambda ids: ids,
+) -> None:
+    """Create `folder` in the first process: the tokens of `texts` and `held_out` (without it, of the last twentieth of
+    `texts`), the tokenizer of `model`, and run.json with `facts` and the settings.
+
+    extend: returns the tokens to train on with further ones after them.
+
+    Raises:
+        WeftError: if a text cannot be read, or is too short for the settings' context.
+    """
+    with accelerator.main_process_first():
+        if not accelerator.is_main_process:
+            return
+        ids, rest = read_tokens(model, texts, held_out, settings, progress)
+        ids = extend(ids)
+        folder.path.mkdir(parents=True)
+        folder.store_tokens(ids, rest)
+        if model.tokenizer is not None:
+            folder.tokenizer.mkdir()
+            model.tokenizer(folder.tokenizer)
+        paths = [text.path for text in (*texts, *held_out)]
+        hashes = [{"path": str(p.absolute()), "sha256": hash_file(p) if p.is_file() else None} for p in paths]
+        versions = list_versions("torch", "accelerate", "tokenizers")
+        folder.write({**facts, "settings": dataclasses.asdict(settings), "texts": hashes, "versions": versions})
+
+
+def run_phases(
+    folder: RunFolder,
+    phases: Mapping[str, Trainer],
+    held_out: Windows,
+    validate_every: int | None,
+    build_model: Callable[[Mapping[str, Any]], Model],
+    hooks: Hooks,
+    *,
+    limit: int = MAX_HELD_OUT,
+    must_improve: bool = False,
+    prepare: Callable[[str], None] = lambda phase: None,
+) -> Run:
+    """Run the trainers `phases`, by name, one after the other on one module, from the checkpoint of `folder` if it has
+    one. The last phase's objective validates on `limit` windows of `held_out`.
+
+    build_model: returns the model of a state_dict of the module. must_improve: only a state that is better than the
+    initial one is written as the best. prepare: called with the name of a phase before it.
+
+    Raises:
+        WeftError: if the checkpoint or the log is damaged, or the loss is not finite.
+    """
+    from weft.backends.torch.training.checkpoint import gather_weights, load_checkpoint, save_checkpoint
+
+    trainers, record = list(phases.values()), dict(folder.read().data)
+    final, main = trainers[-1], trainers[-1].accelerator.is_main_process
+    state: dict[str, Any] = {"phase": 0, "earlier": 0, "elapsed": [], "best": math.inf}
+    if folder.checkpoint.is_file():
+        state = load_checkpoint(trainers, folder.checkpoint)
+    else:
+        hooks.progress("validating", 0, 1)
+        state["before"] = state["last"] = final.validate(held_out, limit)
+        state["best"] = state["before"] if must_improve else math.inf
+    log = Log(folder, state["earlier"] + trainers[state["phase"]].step, hooks.tensorboard) if main else None
+
+    def write(path: Path, steps: int) -> None:
+        weights = gather_weights(final)
+        if main:
+            model = build_model(weights)
+            write_model(replace(model, trained={**record, "steps": steps}), path)
+
+    validations = math.floor(_measure(trainers) * VALIDATIONS)
+    for number, (name, trainer) in enumerate(phases.items()):
+        if number < state["phase"]:
+            continue
+        if number > state["phase"]:
+            done = trainers[number - 1]
+            state |= {"phase": number, "earlier": state["earlier"] + done.step}
+            state["elapsed"] = [*state["elapsed"], done.elapsed]
+        prepare(name)
+        for step in _run(trainer):
+            total, validation = state["earlier"] + step.number, None
+            due = (
+                step.number % validate_every == 0
+                if validate_every
+                else _measure(trainers) * VALIDATIONS >= validations + 1
+            )
+            if due or trainer.done >= 1:
+                validations = math.floor(_measure(trainers) * VALIDATIONS)
+                validation = state["last"] = final.validate(held_out, limit)
+                if validation < state["best"]:
+                    state["best"] = validation
+                    write(folder.best, total)
+                save_checkpoint(trainer, folder.checkpoint, state)
+            if log is not None:
+                seconds = sum(each.elapsed for each in trainers)
+                report = Report(name, total, _measure(trainers), seconds, step, validation)
+                log.write(report, trainer.plan.batch * trainer.data.stride)
+                hooks.report(report)
+    write(folder.last, state["earlier"] + trainers[-1].step)
+    result = Run(folder.path, state["earlier"] + trainers[-1].step, state["before"], state["best"], state["last"])
+    if main:
+        folder.write(
+            record
+            | {"results": {"steps": result.steps, "before": result.before, "best": result.best, "last": result.last}}
+        )
+    return result
+
+
+def _run(trainer: Trainer) -> Iterator[Step]:
+    try:
+        yield from trainer.train()
+    except FloatingPointError as e:
+        raise WeftError(f"{e}: use a smaller --rate; the run's folder has the state before") from e
+
+
+def _measure(trainers: Sequence[Trainer]) -> float:
+    """Return the share of a run that is done: of the time its phases have, else of their steps."""
+    seconds = [trainer.plan.seconds for trainer in trainers]
+    parts = [trainer.plan.steps if time is None else time for trainer, time in zip(trainers, seconds, strict=True)]
+    return sum(part * min(t.done, 1) for part, t in zip(parts, trainers, strict=True)) / sum(parts)

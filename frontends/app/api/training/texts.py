@@ -1,0 +1,206 @@
+"""Texts as token ids: plain text, JSON lines, folders of the library datasets, files of ids; tokenizers for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.backends.runtime.text.tokenizer import check_text
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.storage.documents import check_regular, open_regular, write_json
+from weft.passes.fitting.calibration import ID_FILES, find_vocabulary_size, read_ids
+
+from ....formats.hf.tokens.added import CONFIG, VOCABULARY
+from ....formats.hf.tokens.files import copy_tokenizer
+from ....model import Model
+from ..source.sources import load_source
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END = "<|endoftext|>"  # the token after each document, in tokenizers that are trained here
+AT_ONCE = 1 << 22  # characters that are tokenized together
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file or folder of text or token ids. `field` is the name of the text in records of JSON lines or datasets."""
+
+    path: Path
+    field: str = "text"
+
+    @property
+    def has_ids(self) -> bool:
+        """Return whether this is a file of token ids."""
+        return self.path.suffix in ID_FILES
+
+    @property
+    def has_documents(self) -> bool:
+        """Return whether the text consists of documents, after each of which the model should end."""
+        return self.path.suffix in (".jsonl", ".ndjson") or self.path.is_dir()
+
+    def documents(self) -> Iterator[str]:
+        """Yield the documents; plain text in parts of about `AT_ONCE` characters, which end at the end of a line.
+
+        Raises:
+            WeftError: if the file cannot be read, is not UTF-8, or a record has no text in the field.
+        """
+        check_regular(self.path)
+        if self.path.is_dir():
+            yield from (self._pick(record, "") for record in _open_dataset(self.path))
+            return
+        try:
+            with open(open_regular(self.path), encoding="utf-8", newline="") as file:
+                if not self.has_documents:
+                    while lines := file.readlines(AT_ONCE):
+                        yield "".join(lines)
+                    return
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield self._pick(json.loads(line), f", line {number}")
+        except (OSError, ValueError) as e:
+            reason = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
+            raise WeftError(f"the text {self.path} cannot be read: {reason}") from e
+
+    def _pick(self, record: Any, place: str) -> str:
+        text = record.get(self.field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            names = f"only {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
+            raise WeftError(f"{self.path}{place} has no text called {self.field!r}, but {names}: name it with --field")
+        check_text(f"{self.path}{place}", text)
+        return text
+
+
+def _open_dataset(folder: Path) -> Iterable[Any]:
+    """Return the records of a folder that `save_to_disk` of the library datasets wrote, or of its split ``train``."""
+    try:
+        import datasets
+    except ImportError as e:
+        raise WeftError(f"{folder} is a folder, which needs the package datasets: pip install datasets") from e
+    try:
+        data = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError) as e:
+        raise WeftError(f"{folder} is not a folder that `save_to_disk` of the library datasets wrote: {e}") from e
+    if isinstance(data, dict) and "train" not in data:
+        raise WeftError(f"{folder} has no split called train, but {', '.join(data)}: name the folder of a split")
+    return data["train"] if isinstance(data, dict) else data
+
+
+def read_sequence(model: Model, texts: Sequence[Text], progress: Progress = lambda *_: None) -> Array:
+    """Return the tokens of `texts` one after the other [tokens], by the tokenizer of `model`; the end-of-text token
+    follows each document. `progress` counts files.
+
+    Raises:
+        WeftError: if a text cannot be read, an id is outside of the vocabulary, or the model has no tokenizer.
+    """
+    vocab, parts = find_vocabulary_size(model.graph), list[Array]()
+    end: list[int] = list(model.graph.meta.get("eos_token_ids") or [])[:1]
+    dtype = np.uint16 if vocab <= 1 << 16 else np.uint32
+    for number, text in enumerate(texts):
+        progress("tokenizing", number, len(texts))
+        if text.has_ids:
+            rows: Iterable[Array] = map(np.asarray, read_ids(text.path))
+        else:
+            if model.graph.tokenize is None:
+                raise WeftError(f"{model.spec} has no tokenizer for {text.path}: name one with --tokenizer")
+            rows = _tokenize(model, text, end if text.has_documents else [])
+        for row in rows:
+            if len(row) and not 0 <= int(row.min()) <= int(row.max()) < vocab:
+                wrong = int(row.min()) if row.min() < 0 else int(row.max())
+                raise WeftError(f"{text.path} has token {wrong}, but the tokens of the model are 0 to {vocab - 1}")
+            parts.append(row.astype(dtype))
+    progress("tokenizing", len(texts), len(texts))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _tokenize(model: Model, text: Text, end: Sequence[int]) -> Iterator[Array]:
+    """Yield the ids of the documents of `text`, each with `end` after it."""
+    assert model.graph.tokenize is not None
+    for group in _group(text.documents()):
+        yield from (np.array([*ids, *end], np.int64) for ids in model.graph.tokenize(group))
+
+
+def _group(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Yield `documents` in groups of about `AT_ONCE` characters."""
+    group, size = list[str](), 0
+    for document in documents:
+        group.append(document)
+        size += len(document)
+        if size >= AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def attach_tokenizer(model: Model, spec: str | None, texts: Sequence[Text]) -> Model:
+    """Return `model` with the tokenizer that `spec` names, and with at least as many tokens as that has.
+
+    spec: ``bytes``; ``bpe:N`` with N tokens, trained on `texts` (byte-level; Sennrich 2016, arXiv 1508.07909); a
+    tokenizer.json or the folder of one. If None, the model's tokenizer, or without one as many BPE tokens as the
+    model's vocabulary has, or bytes below 512.
+
+    Raises:
+        WeftError: if the tokenizer cannot be read, or has more tokens than a checkpoint.
+    """
+    vocab = find_vocabulary_size(model.graph)
+    if spec is None and (model.tokenizer is not None or all(text.has_ids for text in texts)):
+        return model
+    spec = spec or (f"bpe:{vocab}" if vocab >= 512 else "bytes")
+    trained = spec == "bytes" or spec.startswith("bpe:")
+    tokenizer = _train_tokenizer(spec, texts) if trained else _read_tokenizer(Path(spec))
+    write = (
+        partial(_write_tokenizer, tokenizer) if trained or Path(spec).is_file() else partial(copy_tokenizer, Path(spec))
+    )
+    if (size := tokenizer.get_vocab_size()) > vocab:
+        if not (model.random_init and hasattr(model.module, "vocab")):
+            raise WeftError(
+                f"{model.spec} has {vocab} tokens, but the tokenizer has {size}: choose another --tokenizer"
+            )
+        larger = load_source(replace(model.module, vocab=size), model.seed)
+        model = replace(model, graph=larger.graph, module=larger.module)
+    if (end := tokenizer.token_to_id(END)) is not None:
+        model.graph.meta["eos_token_ids"] = [end]
+    return replace(model, tokenizer=write)
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    file = path / VOCABULARY if path.is_dir() else path
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as e:  # tokenizers raises nothing more specific
+        raise WeftError(
+            f"{file} is not a tokenizer ({e}); other choices: bytes, or bpe:8192 trained on the text"
+        ) from e
+
+
+def _train_tokenizer(spec: str, texts: Sequence[Text]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    size = 257 if spec == "bytes" else int(spec[4:]) if spec[4:].isdigit() else 0
+    if size < 257:
+        raise WeftError(f"--tokenizer {spec}: bpe:N needs at least 257 tokens, for all bytes and the end of a text")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=spec != "bytes")
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=[END], show_progress=False)
+    documents = (document for text in texts if not text.has_ids for document in text.documents())
+    tokenizer.train_from_iterator(documents if size > 257 else (), trainer)
+    return tokenizer
+
+
+def _write_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
+    tokenizer.save(str(out / VOCABULARY))
+    end = {} if tokenizer.token_to_id(END) is None else {"eos_token": END}
+    write_json(out / CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast", **end})

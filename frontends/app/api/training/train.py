@@ -1,0 +1,142 @@
+"""`weft.train`: an architecture or a checkpoint, trained on a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.backends.runtime.device import choose_place
+from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record, expand_home
+
+from ....formats.weft.manifest import make_absolute
+from ....model import Model, SourceLike
+from ..modules import with_weights
+from ..source.sources import find_architecture_file, load_source
+from .run_folder import RunFolder
+from .runs import Hooks, Report, Run, begin_run, run_phases
+from .settings import TrainingSettings
+from .texts import Progress, Text, attach_tokenizer
+from .trainers import check_trainable, open_trainer
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+HELD_OUT = 20  # one token of 20 is held out for validation
+
+
+def train(
+    source: SourceLike,
+    texts: str | Path | Sequence[str | Path],
+    out: str | Path,
+    settings: TrainingSettings = TrainingSettings(),  # noqa: B008 (it is frozen)
+    *,
+    tokenizer: str | None = None,
+    validation: str | Path | None = None,
+    field: str = "text",
+    save_as: SourceLike | None = None,
+    device: str = "auto",
+    tensorboard: bool = False,
+    report: Callable[[Report], None] = lambda state: None,
+    progress: Progress = lambda stage, done, total: None,
+) -> Run:
+    """Train the decoder `source` to predict the next token of `texts`, and write the run folder `out`.
+
+    The folder is a source for every function and command: the model with the smallest loss on the held-out text.
+    Processes that torchrun started share the run (FSDP2).
+
+    Args:
+        texts: files of plain text, JSON lines, or token ids (.npy, .json), or folders of the library datasets.
+        tokenizer: as in `attach_tokenizer`.
+        validation: a held-out text of the same kinds; by default the last twentieth of `texts`.
+        field: name of the text in records of JSON lines and datasets.
+        save_as: another source that gets the trained weights, if generation needs another graph than training.
+        device: "auto", "cpu" or "cuda".
+        tensorboard: also write TensorBoard's event files.
+        report: called after every step, in the first process.
+
+    Raises:
+        WeftError: if `out` exists, the source is not a decoder of token ids, a text cannot be read or is too short, or
+            the loss is not finite.
+    """
+    folder, hooks = RunFolder(expand_home(out)), Hooks(report, progress, tensorboard)
+    folder.check_new()
+    place = choose_place(device, "torch")
+    paths = [texts] if isinstance(texts, str | Path) else texts
+    training, held_out = (
+        [Text(expand_home(p), field) for p in group] for group in (paths, [validation] * (validation is not None))
+    )
+    from weft.backends.torch.training.trainer import open_accelerator
+
+    accelerator = open_accelerator(place.device, settings.bf16, settings.accumulate)
+    model = attach_tokenizer(load_source(source), tokenizer, training)
+    check_trainable(model)
+    saved = None if save_as is None else attach_tokenizer(load_source(save_as), tokenizer, training)
+    settings = settings.resolve(model)
+    facts = {"source": make_absolute(model.spec), "save_as": None if saved is None else make_absolute(saved.spec)}
+    begin_run(folder, model, training, held_out, settings, facts, accelerator, progress)
+    return _start(folder, model, saved, settings, accelerator, hooks)
+
+
+def resume(
+    out: str | Path,
+    source: SourceLike | None = None,
+    *,
+    save_as: SourceLike | None = None,
+    steps: int | None = None,
+    device: str = "auto",
+    tensorboard: bool = False,
+    report: Callable[[Report], None] = lambda state: None,
+    progress: Progress = lambda stage, done, total: None,
+) -> Run:
+    """Continue the run in the folder `out` from its last checkpoint, bit by bit as if it had not stopped.
+
+    Args:
+        source, save_as: the sources that the run began with. They may be left out unless they are architecture files: a
+            folder does not choose which code runs.
+        steps: a new number of steps in total.
+
+    Raises:
+        WeftError: if the folder is not a run's or is damaged, an architecture file is not named, or as in `train`.
+    """
+    folder, hooks = RunFolder(expand_home(out)), Hooks(report, progress, tensorboard)
+    record = folder.read()
+    settings = TrainingSettings.read(record.record("settings").data, str(record.source))
+    settings = settings if steps is None else replace(settings, steps=steps)
+    sources = [_choose_source(record, key, given) for key, given in (("source", source), ("save_as", save_as))]
+    from weft.backends.torch.training.trainer import open_accelerator
+
+    accelerator = open_accelerator(choose_place(device, "torch").device, settings.bf16, settings.accumulate)
+    own = str(folder.tokenizer) if folder.tokenizer.is_dir() else None
+    model, saved = (None if s is None else attach_tokenizer(load_source(s), own, []) for s in sources)
+    assert model is not None
+    return _start(folder, model, saved, settings, accelerator, hooks)
+
+
+def _choose_source(record: Record, key: str, given: SourceLike | None) -> SourceLike | None:
+    """Return `given`, or else the source that run.json names; raise WeftError if that one is code."""
+    spec: str | None = record.get(key, str | None)
+    if given is None and spec is not None and find_architecture_file(spec):
+        option = {"source": "as the model", "save_as": "with --save-as"}[key]
+        raise WeftError(f"{record.source} names code, {spec}: to run it, name it yourself {option}, with --resume")
+    return spec if given is None else given
+
+
+def _start(
+    folder: RunFolder,
+    model: Model,
+    saved: Model | None,
+    settings: TrainingSettings,
+    accelerator: Accelerator,
+    hooks: Hooks,
+) -> Run:
+    """Train `model` from the checkpoint of `folder`, or from its beginning, to the end."""
+    trainer, held_out = open_trainer(model, *folder.open_tokens(), settings, accelerator)
+    written = saved or model
+
+    def build_model(weights: Mapping[str, Any]) -> Model:
+        return replace(written, graph=with_weights(written.graph, weights), module=None, random_init=False)
+
+    return run_phases(folder, {"training": trainer}, held_out, settings.validate_every, build_model, hooks)

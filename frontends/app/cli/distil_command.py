@@ -1,0 +1,106 @@
+"""`weft distil`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .completion import complete_sources
+from .options import default_option, device_option
+from .terminal import show_progress
+from .train_command import SETTINGS, add_options, print_run, print_state
+
+if TYPE_CHECKING:
+    from ..api.training.runs import Report
+
+UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a training from the start has
+
+
+@click.command("distil", short_help="Train a rewritten model to predict as its original does.")
+@click.argument("model", shell_complete=complete_sources)
+@click.option("--against", required=True, shell_complete=complete_sources, help="The original, before the rewrite.")
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    type=click.Path(),
+    help="The training text, as of `weft train`; default: a mixture of prose, code and languages.",
+)
+@default_option("--field", "text", "Name of the text in records of JSON lines and datasets.")
+@click.option("-o", "--out", type=click.Path(), help="The folder for the run, which is then a SOURCE.")
+@click.option("--resume", type=click.Path(), help="Continue the run in this folder; give the other options again.")
+@click.option(
+    "--train",
+    multiple=True,
+    metavar="GROUP",
+    help="Parameters to train: scales, norms, biases, changed, all, lora, or a pattern such as 'layers.*.attn.*'; repeat "
+    "it for several. Default: scales, norms and biases of a quantized model, else changed.",
+)
+@click.option("--rank", type=click.IntRange(1), help="Rank of the matrices of lora; default: 8.")
+@click.option("--layers", type=float, help="Share of the run that trains each layer alone; default: 0.2.")
+@click.option("--labels", type=float, help="Weight of the cross-entropy with the text itself; default: 0.")
+@click.option("--hidden", type=float, help="Weight of the error of the residual stream after each layer; default: 0.")
+@click.option("--top", type=click.IntRange(0), help="Stored tokens of the original per position; default: 64; 0: all.")
+@click.option("--samples", type=click.IntRange(0), help="Additional tokens that the original samples; default: 0.")
+@add_options(*(option for option in SETTINGS))
+@default_option("--every", 50, "Steps from one printed line to the next.", type=click.IntRange(1))
+@click.option("--tensorboard", is_flag=True, help="Also write TensorBoard's event files.")
+@device_option
+@click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
+def distil_command(
+    model: str,
+    against: str,
+    texts: tuple[str, ...],
+    field: str,
+    out: str | None,
+    resume: str | None,
+    train: tuple[str, ...],
+    every: int,
+    tensorboard: bool,
+    device: str,
+    wants_json: bool,
+    **settings: Any,
+) -> None:
+    """Train MODEL, a rewritten decoder, to predict the next token as its original does (distillation).
+
+    MODEL is the result of any passes: fewer key and value heads, windows, fewer layers or features, quantized weights.
+    Each changed layer is first trained alone, then all together. Training needs PyTorch. Nothing is written as the best
+    model unless it is closer to the original on held-out text.
+
+    \b
+    Examples:
+      weft distil smaller/ --against model.gguf --text notes.txt --minutes 60 -o run/
+      weft distil q4/ --against model.gguf --bf16 -o run/
+      weft distil smaller/ --against model.gguf --train lora --rank 16 --steps 500 -o run/
+    """
+    from ..api.training.distil import DistilSettings, distil
+
+    if (out is None) == (resume is None):
+        raise click.UsageError("distil needs either -o FOLDER or --resume FOLDER")
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    if train:
+        chosen["train"] = train
+    with show_progress("opening", "steps") as step:
+
+        def report(state: Report) -> None:
+            step(state.phase, round(1000 * state.done), 1000)
+            if not wants_json and (state.number % every == 0 or state.validation is not None):
+                print_state(state)
+
+        run = distil(
+            model,
+            out or resume,
+            DistilSettings(**chosen),
+            against=against,
+            texts=texts,
+            field=field,
+            device=device,
+            tensorboard=tensorboard,
+            resumes=resume is not None,
+            report=report,
+            progress=step,
+        )
+    if os.environ.get("RANK", "0") == "0":
+        print_run(run, wants_json, "KL divergence from the original")

@@ -1,0 +1,186 @@
+"""`weft train`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.ir.errors import WeftError
+
+from .completion import complete_sources
+from .options import default_option, device_option
+from .terminal import echo, format_duration, format_json, show_progress
+
+if TYPE_CHECKING:
+    from ..api.training.runs import Report, Run
+
+TEXT_OPTIONS = (
+    click.option(
+        "--text",
+        "texts",
+        multiple=True,
+        type=click.Path(),
+        help="A text: UTF-8, JSON lines (.jsonl), token ids (.npy, .json), or a folder of the library datasets; repeat "
+        "it for several.",
+    ),
+    default_option("--field", "text", "Name of the text in records of JSON lines and datasets."),
+    click.option(
+        "--tokenizer",
+        help="bytes; bpe:8192, trained on the text; or a tokenizer.json or its folder. Default: the model's own; else "
+        "a BPE of the vocabulary's size, bytes below 512.",
+    ),
+    click.option("--validation", type=click.Path(), help="A held-out text; default: the last twentieth of the texts."),
+)
+SETTINGS = (  # options that are fields of TrainingSettings
+    click.option("--steps", type=click.IntRange(1), help="Optimizer steps; default: 600."),
+    click.option("--tokens", type=click.IntRange(1), help="Tokens to train on, instead of --steps."),
+    click.option("--minutes", type=float, help="Time limit; rates fall accordingly."),
+    click.option("--batch", type=click.IntRange(1), help="Windows per step, of all processes; default: 16."),
+    click.option(
+        "--context", type=click.IntRange(1), help="Tokens per window; default: the model's context, at most 256."
+    ),
+    click.option("--accumulate", type=click.IntRange(1), help="Compute a batch in this number of parts; default: 1."),
+    click.option(
+        "--rate", type=float, help="Peak learning rate; default: 0.002 for random weights, 0.0001 for a checkpoint."
+    ),
+    click.option("--warmup", type=click.IntRange(0), help="Steps of its rise; default: a tenth, at most 100."),
+    click.option(
+        "--schedule",
+        type=click.Choice(["cosine", "wsd", "constant"]),
+        help="Fall to a tenth along a cosine (default), to 0 in the last fifth, or not at all.",
+    ),
+    click.option("--decay", type=float, help="Weight decay of matrices and tables; default: 0.1."),
+    click.option("--clip", type=float, help="The largest norm of the gradient; default: 1."),
+    click.option(
+        "--init",
+        type=click.Choice(["plain", "depth", "fan-in", "mup"]),
+        help="Scheme of the initial weights; default: the architecture's own.",
+    ),
+    click.option("--width", type=click.IntRange(1), help="The width at which mup's rates were tuned; default: 256."),
+    click.option(
+        "--validate-every", type=click.IntRange(1), help="Steps between validations; default: a tenth of the run."
+    ),
+    click.option("--bf16", is_flag=True, default=None, help="Matrix products in bf16."),
+    click.option(
+        "--checkpointing",
+        is_flag=True,
+        default=None,
+        help="Compute activations again in the backward pass: less memory.",
+    ),
+    click.option("--compiled", is_flag=True, default=None, help="Compile the module with torch.compile."),
+    click.option(
+        "--seed", type=click.IntRange(0), help="Of the initial weights and the order of the text; default: 0."
+    ),
+)
+
+
+def add_options(*options: Any) -> Any:
+    """Return the decorator that adds `options` to a command, in this order."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.command("train", short_help="Train an architecture or a checkpoint on a text.")
+@click.argument("source", required=False, shell_complete=complete_sources)
+@add_options(*TEXT_OPTIONS)
+@click.option("-o", "--out", type=click.Path(), help="The folder for the run, which is then a SOURCE.")
+@click.option(
+    "--resume", type=click.Path(), help="Continue the run in this folder, bit by bit as if it had not stopped."
+)
+@add_options(*SETTINGS)
+@click.option("--save-as", metavar="MODEL", help="Another SOURCE that gets the trained weights, to generate with.")
+@default_option("--every", 50, "Steps from one printed line to the next.", type=click.IntRange(1))
+@click.option("--tensorboard", is_flag=True, help="Also write TensorBoard's event files.")
+@device_option
+@click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
+def train_command(
+    source: str | None,
+    texts: tuple[str, ...],
+    out: str | None,
+    resume: str | None,
+    every: int,
+    wants_json: bool,
+    field: str,
+    tokenizer: str | None,
+    validation: str | None,
+    save_as: str | None,
+    device: str,
+    tensorboard: bool,
+    **settings: Any,
+) -> None:
+    """Train SOURCE, a decoder, to predict the next token of a text.
+
+    SOURCE is an architecture file, a preset, or a checkpoint. The run folder has the best model, the last
+    checkpoint, log.csv and the curve loss.svg. It is itself a SOURCE of `weft run`, `weft compile` and all others.
+
+    \b
+    Examples:
+      weft train model.py --text book.txt -o run/
+      weft train model.py --text book.txt --tokenizer bpe:8192 --steps 2000 --bf16 -o run/
+      weft train ./SmolLM2-135M --text notes.jsonl --rate 5e-5 -o tuned/
+      weft train model.py --resume run/ --steps 4000
+      torchrun --nproc-per-node 8 -m weft train model.py --text data/ -o run/
+    """
+    from ..api.training import train as training
+    from ..api.training.settings import TrainingSettings
+
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    common = {"save_as": save_as, "device": device, "tensorboard": tensorboard}
+    with show_progress("opening", "steps") as step:
+
+        def report(state: Report) -> None:
+            step(state.phase, round(1000 * state.done), 1000)
+            if not wants_json and (state.number % every == 0 or state.validation is not None):
+                print_state(state)
+
+        if resume is not None:
+            if out is not None or texts or tokenizer or validation or chosen.keys() - {"steps"}:
+                raise WeftError(
+                    "a resumed run has its texts and settings: give --resume only SOURCE, --steps and --device"
+                )
+            run = training.resume(resume, source, steps=chosen.get("steps"), report=report, progress=step, **common)
+        else:
+            if source is None or not texts or out is None:
+                raise click.UsageError("training needs SOURCE, --text TEXT and -o FOLDER, or --resume FOLDER")
+            run = training.train(
+                source,
+                texts,
+                out,
+                TrainingSettings(**chosen),
+                tokenizer=tokenizer,
+                validation=validation,
+                field=field,
+                report=report,
+                progress=step,
+                **common,
+            )
+    if os.environ.get("RANK", "0") != "0":
+        return  # one of the processes that torchrun started prints the result
+    print_run(run, wants_json)
+
+
+def print_run(run: Run, wants_json: bool, measure: str = "loss") -> None:
+    """Print the result of a run."""
+    if wants_json:
+        echo(format_json(asdict(run) | {"folder": str(run.folder)}))
+        return
+    echo(
+        f"{measure} on held-out text, in nats per token: {run.before:.4f} before, {run.best:.4f} best, {run.last:.4f} last"
+    )
+    echo(f"{run.folder} written; try `weft run {run.folder}`")
+
+
+def print_state(state: Report) -> None:
+    """Print a line about a step of a run."""
+    losses = "  ".join(f"{name} {value:.4f}" for name, value in state.step.losses.items() if value)
+    validation = "" if state.validation is None else f"  validation {state.validation:.4f}"
+    remaining = f"  {format_duration(state.remaining)} left" if state.done < 1 else ""
+    echo(f"{state.phase} {state.number:5}  {losses}{validation}  rate {state.step.rate:.2e}{remaining}")
