@@ -124,14 +124,14 @@ class Predictions:
             with record_layers(self.teacher.module) as expected:
                 log_p, ids = self.teacher.predict_all(batch.windows), None
             pairs = [(mine[1], expected[at][1]) for mine, at in zip(student, self.segments, strict=True)]
-            hidden = sum(F.mse_loss(mine.float(), other) / other.square().mean() for mine, other in pairs) / len(pairs)
+            errors = [F.mse_loss(mine.float(), other) / other.square().mean() for mine, other in pairs]
         elif self.teacher.top:
             log_p, ids = self.teacher.predict(batch)
         else:
             log_p, ids = self.teacher.predict_all(batch.windows), None
         terms = {"loss": sum_divergence(logits, log_p, ids) / tokens, "aux_loss": auxiliary}
         if self.hidden:
-            terms["hidden"] = self.hidden * hidden
+            terms["hidden"] = self.hidden * torch.stack(errors).mean()
         if self.labels:
             entropy = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch.windows[:, 1:].flatten())
             terms["labels"] = self.labels * entropy
@@ -216,6 +216,7 @@ def align_layers(student: Any, teacher: Any) -> list[int]:
     return [*segments[:-1], len(others) - 1]
 
 
+@torch.no_grad()
 def _compute_distance(a: nn.Module, b: nn.Module) -> float:
     """Return the mean distance of the parameters that two layers both have, relative to their size; 1 without any."""
     mine, other = dict(a.named_parameters()), dict(b.named_parameters())

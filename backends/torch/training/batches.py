@@ -22,7 +22,7 @@ class Batch:
 
     def split(self, size: int) -> list[Batch]:
         """Return this batch in parts of at most `size` windows."""
-        pairs = zip(self.windows.split(size), self.numbers.split(size), strict=True)
+        pairs = zip(torch.split(self.windows, size), torch.split(self.numbers, size), strict=True)
         return [Batch(*pair) for pair in pairs]
 
 

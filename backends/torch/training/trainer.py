@@ -175,4 +175,5 @@ def _shard(net: nn.Module, accelerator: Accelerator) -> nn.Module:
     for layers in [module for name, module in net.named_modules() if name.rpartition(".")[2] == "layers"]:
         for layer in layers.children():
             fully_shard(layer, mesh=mesh, mp_policy=policy)
-    return fully_shard(net, mesh=mesh, mp_policy=policy)
+    fully_shard(net, mesh=mesh, mp_policy=policy)
+    return net

@@ -35,8 +35,8 @@ UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a 
     "--train",
     multiple=True,
     metavar="GROUP",
-    help="Parameters to train: scales, norms, biases, changed, all, lora, or a pattern such as 'layers.*.attn.*'; repeat "
-    "it for several. Default: scales, norms and biases of a quantized model, else changed.",
+    help="Parameters to train: scales, norms, biases, changed, all, lora, or a pattern such as 'layers.*.attn.*'; "
+    "may be repeated. Default: scales, norms and biases of a quantized model, else changed.",
 )
 @click.option("--rank", type=click.IntRange(1), help="Rank of the matrices of lora; default: 8.")
 @click.option("--layers", type=float, help="Share of the run that trains each layer alone; default: 0.2.")
@@ -44,7 +44,7 @@ UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a 
 @click.option("--hidden", type=float, help="Weight of the error of the residual stream after each layer; default: 0.")
 @click.option("--top", type=click.IntRange(0), help="Stored tokens of the original per position; default: 64; 0: all.")
 @click.option("--samples", type=click.IntRange(0), help="Additional tokens that the original samples; default: 0.")
-@add_options(*(option for option in SETTINGS))
+@add_options(*SETTINGS)
 @default_option("--every", 50, "Steps from one printed line to the next.", type=click.IntRange(1))
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard's event files.")
 @device_option
@@ -77,7 +77,8 @@ def distil_command(
     """
     from ..api.training.distil import DistilSettings, distil
 
-    if (out is None) == (resume is None):
+    folder = out if resume is None else resume
+    if folder is None or (out is not None and resume is not None):
         raise click.UsageError("distil needs either -o FOLDER or --resume FOLDER")
     chosen = {name: value for name, value in settings.items() if value is not None}
     if train:
@@ -91,7 +92,7 @@ def distil_command(
 
         run = distil(
             model,
-            out or resume,
+            folder,
             DistilSettings(**chosen),
             against=against,
             texts=texts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 from weft.ir.errors import WeftError
 
 from .completion import complete_sources
-from .options import default_option, device_option
+from .options import T, default_option, device_option
 from .terminal import echo, format_duration, format_json, show_progress
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ SETTINGS = (  # options that are fields of TrainingSettings
 )
 
 
-def add_options(*options: Any) -> Any:
+def add_options(*options: Callable[[T], T]) -> Callable[[T], T]:
     """Return the decorator that adds `options` to a command, in this order."""
 
-    def add(command: Any) -> Any:
+    def add(command: T) -> T:
         for option in reversed(options):
             command = option(command)
         return command
@@ -133,7 +134,7 @@ def train_command(
     from ..api.training.settings import TrainingSettings
 
     chosen = {name: value for name, value in settings.items() if value is not None}
-    common = {"save_as": save_as, "device": device, "tensorboard": tensorboard}
+    common: dict[str, Any] = {"save_as": save_as, "device": device, "tensorboard": tensorboard}
     with show_progress("opening", "steps") as step:
 
         def report(state: Report) -> None:
@@ -172,9 +173,8 @@ def print_run(run: Run, wants_json: bool, measure: str = "loss") -> None:
     if wants_json:
         echo(format_json(asdict(run) | {"folder": str(run.folder)}))
         return
-    echo(
-        f"{measure} on held-out text, in nats per token: {run.before:.4f} before, {run.best:.4f} best, {run.last:.4f} last"
-    )
+    losses = ", ".join(f"{getattr(run, name):.4f} {name}" for name in ("before", "best", "last"))
+    echo(f"{measure} on held-out text, in nats per token: {losses}")
     echo(f"{run.folder} written; try `weft run {run.folder}`")
 
 

@@ -15,6 +15,7 @@ from weft.backends.viz.formats.curves import Curve, render_curves
 from weft.ir.errors import WeftError
 from weft.ir.storage import replace_file, scratch_folder
 from weft.ir.storage.documents import expand_home
+from weft.ir.types.sizes import evaluate
 from weft.passes.analysis.costs import compute_cost, count_parameters
 
 from ....model import Model
@@ -180,7 +181,7 @@ def _open_variants(sources: Sequence[str], tokenizer: str | None, texts: Sequenc
 def _count_flops(model: Model, settings: TrainingSettings) -> float:
     """Return the FLOPs per token of a training step."""
     context = settings.context or 1
-    return (1 + BACKWARD) * compute_cost(model.graph, seq=context).flops / context
+    return (1 + BACKWARD) * evaluate(compute_cost(model.graph, seq=context).flops, {}) / context
 
 
 def _count_steps(cost: float, settings: TrainingSettings, flops: float | None) -> int:

@@ -112,7 +112,9 @@ def distil(
             is closer to the original than `model` was.
     """
     folder, place = RunFolder(expand_home(out)), choose_place(device, "torch")
-    if not resumes:
+    if resumes:
+        folder.read()
+    else:
         folder.check_new()
     original, rewritten = load_source(against), load_source(model)
     _check_pair(rewritten, original)
@@ -266,7 +268,7 @@ def _extend(net: Any, settings: DistilSettings, progress: Progress, ids: Array) 
     prompts = torch.from_numpy(ids[starts + np.arange(length)].astype(np.int64)).to(next(net.parameters()).device)
     parts = [
         sample_continuations(net, part, context, seed=settings.seed + i, progress=progress).cpu().numpy()
-        for i, part in enumerate(prompts.split(SAMPLE_BATCH))
+        for i, part in enumerate(torch.split(prompts, SAMPLE_BATCH))
         if count
     ]
     return np.concatenate([ids, *(part.reshape(-1).astype(ids.dtype) for part in parts)])

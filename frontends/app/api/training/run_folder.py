@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 TERMS = ("aux_loss", "labels", "hidden")  # of a loss, except the main one
 COLUMNS = ("step", "phase", "tokens", "seconds", "loss", "validation", "rate", "gradient", "tokens_per_second", *TERMS)
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {"step": int, "tokens": int, "phase": str}  # of cells; float for others
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,9 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Raise WeftError if there is something at the path, or it cannot be written."""
-        check_replaceable(self.path)
-        if self.path.exists():
+        if not self.path.exists():
+            check_replaceable(self.path)
+        else:
             raise WeftError(f"{self.path} exists: name another folder, or continue its run with --resume {self.path}")
 
     def read(self) -> Record:
@@ -116,7 +120,7 @@ class RunFolder:
         try:
             with file.open(newline="") as lines:
                 rows = csv.DictReader(lines)
-                return [{n: c if n == "phase" else float(c) for n, c in row.items() if c} for row in rows]
+                return [{n: _PARSERS.get(n, float)(cell) for n, cell in row.items() if cell} for row in rows]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, csv.Error) as e:

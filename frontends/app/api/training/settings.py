@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from weft.ir.errors import WeftError
 
@@ -74,7 +74,7 @@ class TrainingSettings:
         if self.batch % self.accumulate:
             raise WeftError(f"a batch of {self.batch} windows cannot be computed in {self.accumulate} equal parts")
 
-    def resolve(self, model: Model) -> TrainingSettings:
+    def resolve(self, model: Model) -> Self:
         """Return the settings with the values that depend on `model` filled in.
 
         Raises:
@@ -110,7 +110,7 @@ class TrainingSettings:
         )
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], name: str) -> TrainingSettings:
+    def read(cls, values: Mapping[str, Any], name: str) -> Self:
         """Return the settings that `values` of the file `name` hold.
 
         Raises:

@@ -91,7 +91,8 @@ def _open_dataset(folder: Path) -> Iterable[Any]:
         raise WeftError(f"{folder} is not a folder that `save_to_disk` of the library datasets wrote: {e}") from e
     if isinstance(data, dict) and "train" not in data:
         raise WeftError(f"{folder} has no split called train, but {', '.join(data)}: name the folder of a split")
-    return data["train"] if isinstance(data, dict) else data
+    records: Iterable[Any] = data["train"] if isinstance(data, dict) else data
+    return records
 
 
 def read_sequence(model: Model, texts: Sequence[Text], progress: Progress = lambda *_: None) -> Array:

@@ -19,7 +19,7 @@ from .run_folder import RunFolder
 from .runs import Hooks, Report, Run, begin_run, run_phases
 from .settings import TrainingSettings
 from .texts import Progress, Text, attach_tokenizer
-from .trainers import check_trainable, open_trainer
+from .trainers import check_trainable, initialize_by, open_trainer
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -65,9 +65,8 @@ def train(
     folder.check_new()
     place = choose_place(device, "torch")
     paths = [texts] if isinstance(texts, str | Path) else texts
-    training, held_out = (
-        [Text(expand_home(p), field) for p in group] for group in (paths, [validation] * (validation is not None))
-    )
+    training = [Text(expand_home(path), field) for path in paths]
+    held_out = [] if validation is None else [Text(expand_home(validation), field)]
     from weft.backends.torch.training.trainer import open_accelerator
 
     accelerator = open_accelerator(place.device, settings.bf16, settings.accumulate)
@@ -75,6 +74,7 @@ def train(
     check_trainable(model)
     saved = None if save_as is None else attach_tokenizer(load_source(save_as), tokenizer, training)
     settings = settings.resolve(model)
+    initialize_by(model, settings)  # an error comes before anything is written
     facts = {"source": make_absolute(model.spec), "save_as": None if saved is None else make_absolute(saved.spec)}
     begin_run(folder, model, training, held_out, settings, facts, accelerator, progress)
     return _start(folder, model, saved, settings, accelerator, hooks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
@@ -32,10 +32,22 @@ def check_trainable(model: Model) -> None:
     ):
         kind = "decoder without logits of tokens" if kind == "decoder" else kind
         raise WeftError(f"{model.spec} is a {kind}, and training here needs a decoder: it predicts the next token")
-    if graph.inputs.keys() - {"input_ids", "position_ids", "attention_mask"}:
-        raise WeftError(f"{model.spec} reads {', '.join(graph.inputs)}, and training here gives it token ids only")
     if has_cache(graph):
         raise WeftError(f"{model.spec} has caches: train the model before the pass kv-cache, and run the pass after it")
+    if graph.inputs.keys() - {"input_ids", "position_ids", "attention_mask"}:
+        raise WeftError(f"{model.spec} reads {', '.join(graph.inputs)}, and training here gives it token ids only")
+
+
+def initialize_by(model: Model, settings: TrainingSettings) -> tuple[Model, dict[str, float]]:
+    """Return (`model` with initial weights of the settings' scheme, factors of the learning rate by parameter name).
+
+    Raises:
+        WeftError: if the scheme does not apply.
+    """
+    if settings.init is None:
+        return model, {}
+    model = initialize(model, settings.init, width=settings.width)
+    return model, learning_rates(model, settings.width) if settings.init == "mup" else {}
 
 
 def open_trainer(
@@ -55,13 +67,10 @@ def open_trainer(
     parts = accelerator.num_processes * settings.accumulate
     if settings.batch % parts:
         raise WeftError(f"a batch of {settings.batch} windows cannot be divided into {parts} equal parts")
-    factors: dict[str, float] = {}
-    if settings.init is not None:
-        model = initialize(model, settings.init, width=settings.width)
-        factors = learning_rates(model, settings.width) if settings.init == "mup" else {}
+    model, factors = initialize_by(model, settings)
     torch.manual_seed(settings.seed)
-    net = build(model)
-    net.checkpointing = settings.checkpointing  # a generated module has this switch
+    net: Any = build(model)  # a generated module, which has this switch
+    net.checkpointing = settings.checkpointing
     keys = map_state_keys(model.graph)
     decayed = {keys[param.name] for param in find_matrices(model.graph) if param.name in keys}
     context = settings.context or 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.torch.distillation.student import (
+    Choice,
+    LowRank,
     ScaledCodes,
     Student,
     copy_as_floats,
@@ -17,6 +20,7 @@ from weft.backends.torch.distillation.student import (
     open_student,
 )
 from weft.frontends.app.api.modules import build_module_graphs, simplify_trainable
+from weft.frontends.app.api.modules import torch as torch_module
 from weft.ir import Graph
 from weft.ir.recipes.blocks import BlockRecipe, Stored
 from weft.passes import run_passes
@@ -31,9 +35,11 @@ def quantized(options: str = "bits=3, group=16, head=4") -> Graph:
     return run_passes(graph, f"quantize{{{options}, method=rtn}}")
 
 
-def student_of(graph: Graph) -> Student:
-    floats = copy_as_floats(graph)
-    return open_student(graph, floats, build_module_graphs(simplify_trainable(floats.graph)), "cpu")
+def student_of(graph: Graph, choice: Choice | None = None) -> Student:
+    floats = copy_as_floats(
+        graph, choice or Choice(frozenset(find_scaled_params(graph)), frozenset(find_vector_params(graph)))
+    )
+    return open_student(graph, floats, build_module_graphs(simplify_trainable(floats.graph)), "cpu", rank=2)
 
 
 def test_weight_is_codes_times_scales_and_its_gradient_that_of_the_scales() -> None:
@@ -55,16 +61,44 @@ def test_coarse_codes_train_before_codes_of_8_bits() -> None:
     assert set(find_vector_params(mixed)) == {n for n in mixed.params if "norm" in n}
 
 
-def test_state_is_restored() -> None:
+def test_rates_are_relative_to_the_size_of_a_parameter() -> None:
     student = student_of(quantized())
-    state = student.copy_state()
-    for parameter in student.trainable:
-        parameter.data.add_(1)
-    assert not torch.equal(student.trainable[0], state[0])
-    student.restore(state)
-    assert all(torch.equal(a, b) for a, b in zip(student.trainable, state, strict=True))
-    scales, vectors = student.count_trained()
-    assert vectors == 3 * 16 and scales == sum({id(c): c.numel() for _, c in student.scales.values()}.values())
+    sizes = student.list_sizes()
+    named = dict(student.module.named_parameters())
+    changes = [change for _, change in student.scales.values()]
+    assert sizes.keys() == {name for name, p in named.items() if p.requires_grad}
+    for name, size in sizes.items():
+        is_change = any(named[name] is change for change in changes)
+        assert size == (1.0 if is_change else pytest.approx(float(named[name].detach().square().mean().sqrt())))
+
+
+def test_direct_and_low_rank_weights_are_in_the_graph_after_training() -> None:
+    block = Block(Attention(4, kv_heads=2, rope=RoPE()), GatedMLP(32), RMSNorm())
+    graph = in_memory(Decoder(53, 16, 2, block, context=64, tie_embeddings=True).graph())
+    direct, low = "layers.0.ffn.up.weight", "layers.1.attn.q.weight"
+    student = student_of(graph, Choice(direct=frozenset({direct, "embed.weight"}), low_rank=frozenset({low})))
+    assert len(student.trainable) == 4
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        before = student.module(ids)
+        for parameter in student.trainable:
+            parameter.add_(0.1)
+        after = student.module(ids)
+    trained = student.build_graph()
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(torch_module(trained)(ids), after, rtol=1e-4, atol=1e-5)
+    for name, param in trained.params.items():
+        values = [p.recipe.evaluate(g.reader) for p, g in ((graph.params[name], graph), (param, trained))]
+        assert np.array_equal(*values) == (name not in (direct, low, "embed.weight")), name
+    change = trained.params[low].recipe.evaluate(trained.reader) - graph.params[low].recipe.evaluate(graph.reader)
+    assert np.linalg.matrix_rank(change, tol=1e-5) <= 2
+
+
+def test_a_product_of_low_rank_begins_at_zero() -> None:
+    weight = torch.randn(3, 8, 5)
+    part = LowRank(weight, 2)
+    assert torch.equal(part(weight), weight)
+    assert part.up.shape == (3, 8, 2) and part.down.shape == (3, 2, 5)
 
 
 def test_graph_of_a_student_has_its_scales_and_the_same_codes() -> None:
@@ -72,8 +106,6 @@ def test_graph_of_a_student_has_its_scales_and_the_same_codes() -> None:
     student = student_of(graph)
     for _, change in student.scales.values():
         change.data.fill_(0.5)
-    student.round_scales()
-    assert all(not change.any() for _, change in student.scales.values())
     trained = student.build_graph()
     for name in student.scales:
         before, after = graph.params[name].recipe, trained.params[name].recipe
@@ -98,9 +130,7 @@ def test_scales_are_clipped_to_the_range_of_their_dtype() -> None:
 
 def test_float_copy_computes_the_quantized_graph() -> None:
     graph = quantized()
-    floats = copy_as_floats(graph)
+    floats = copy_as_floats(graph, Choice())
     for name, param in floats.graph.params.items():
         want = graph.params[name].recipe.evaluate(graph.reader)
         np.testing.assert_allclose(param.recipe.evaluate(floats.graph.reader), want, rtol=1e-6)
-    assert floats.scaled == set(find_scaled_params(graph))
-    assert copy_as_floats(graph, (), ()).vectors == set()

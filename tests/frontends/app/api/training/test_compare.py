@@ -1,0 +1,68 @@
+"""weft.compare: equal compute, equal parameters, seeds, and runs equal to those of weft.train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+import weft
+from weft import TrainingSettings
+from weft.frontends.app.api.training.compare import draw_comparison
+from weft.ir.errors import WeftError
+
+from ....command import TINY
+
+SETTINGS = TrainingSettings(steps=20, batch=4, context=16)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> tuple[str, str, Path]:
+    """Two architectures and a text."""
+    heads, wide, text = tmp_path / "heads.py", tmp_path / "wide.py", tmp_path / "notes.txt"
+    heads.write_text(TINY)
+    wide.write_text(TINY.replace("kv_heads=2", "kv_heads=4").replace("48", "96"))
+    text.write_text("it was a bright cold day in april " * 60)
+    return str(heads), str(wide), text
+
+
+def test_a_variant_is_trained_as_by_train(sources: tuple[str, str, Path], tmp_path: Path) -> None:
+    heads, wide, text = sources
+    first, second = weft.compare([heads, wide], text, SETTINGS, seeds=1, tokenizer="bytes")
+    for source, variant in ((heads, first), (wide, second)):
+        run = weft.train(source, text, tmp_path / variant.name[-8:-3], SETTINGS, tokenizer="bytes")
+        assert variant.losses == [pytest.approx(run.last, rel=1e-5)]
+        assert variant.runs[0][-1].tokens == 20 * 4 * 16 and variant.spread == 0
+
+
+def test_equal_compute_gives_a_smaller_variant_more_tokens(sources: tuple[str, str, Path]) -> None:
+    heads, wide, text = sources
+    first, second = weft.compare([heads, wide], text, SETTINGS, flops=2e8, seeds=2, tokenizer="bytes")
+    ends = [variant.runs[0][-1] for variant in (first, second)]
+    assert ends[0].tokens > 1.3 * ends[1].tokens
+    for variant, end in zip((first, second), ends, strict=True):
+        assert end.flops == pytest.approx(2e8, rel=0.05)
+        inspected = weft.inspect(variant.name)
+        assert 3 * 2 * inspected.parameters < 2 * variant.flops_per_token  # of products of a matrix and a token
+        assert variant.spread == pytest.approx(stdev(variant.losses)) and variant.spread > 0
+
+
+def test_widths_change_to_equal_the_parameters(sources: tuple[str, str, Path]) -> None:
+    heads, wide, text = sources
+    first, second = weft.compare([heads, wide], text, replace(SETTINGS, steps=1), seeds=1, match_parameters=True)
+    assert second.parameters == pytest.approx(first.parameters, rel=0.01)
+    assert second.cache_bytes == 2 * first.cache_bytes
+    (huge := Path(wide)).write_text(TINY.replace("dim=32", "dim=128"))
+    with pytest.raises(WeftError, match=r"cannot have as many parameters as .* by other widths"):
+        weft.compare([heads, str(huge)], text, SETTINGS, match_parameters=True)
+
+
+def test_checkpoints_are_refused(sources: tuple[str, str, Path], tmp_path: Path) -> None:
+    heads, _, text = sources
+    weft.train(heads, text, tmp_path / "run", replace(SETTINGS, steps=1))
+    with pytest.raises(WeftError, match="is not an architecture: comparisons train variants from random weights"):
+        weft.compare([heads, str(tmp_path / "run")], text, SETTINGS)
+    with pytest.raises(WeftError, match="cannot write a chart"):
+        draw_comparison([], tmp_path / "curves.gif")

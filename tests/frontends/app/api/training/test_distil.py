@@ -1,0 +1,286 @@
+"""weft.distil: models come closer to their originals, measured by the float64 meaning of both graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+from weft import DistilSettings
+from weft.backends.torch.training.batches import Windows
+from weft.frontends.app.api.modules import torch as torch_module
+from weft.frontends.app.api.rewrite import rewrite
+from weft.frontends.app.api.training.distil import choose_parameters
+from weft.frontends.app.api.training.runs import Report, Run
+from weft.frontends.model import Model
+from weft.ir import Graph, WeftError, interpret
+from weft.ir.recipes.blocks import BlockRecipe, Stored
+from weft.passes import run_passes
+
+from .....passes.library.quantize.checkpoints import in_memory
+from .....sampling import by_turns
+from ..test_weights import ExactOptions
+
+VOCAB, CONTEXT = 53, 12
+ATTENTION = weft.Attention(4, kv_heads=2, rope=weft.RoPE())
+MODELS = {
+    "tied": weft.Decoder(
+        VOCAB, 32, 2, weft.Block(ATTENTION, weft.GatedMLP(48), weft.RMSNorm()), context=64, tie_embeddings=True
+    ),
+    "mixture": weft.Decoder(VOCAB, 32, 1, weft.Block(ATTENTION, weft.MoE(4, 16, 2), weft.RMSNorm()), context=64),
+    "biased": weft.Decoder(
+        VOCAB,
+        32,
+        1,
+        weft.Block(weft.Attention(4, qkv_bias=True, out_bias=True), weft.MLP(48, bias=True), weft.LayerNorm()),
+        context=64,
+    ),
+}
+QUANTIZE = "quantize{bits=3, group=16, head=4, method=rtn}"
+SETTINGS = DistilSettings(tokens=4800, context=CONTEXT, batch=8, rate=1e-2, layers=0.0, top=0)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """600 tokens: 50 windows."""
+    path = tmp_path / "ids.npy"
+    np.save(path, np.random.default_rng(3).integers(0, VOCAB, 50 * CONTEXT))
+    return path
+
+
+def original(name: str) -> Graph:
+    return in_memory(MODELS[name].graph())
+
+
+def log_probabilities(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    positions = np.arange(ids.shape[1])[None].repeat(len(ids), 0)
+    inputs = {"input_ids": ids, "position_ids": positions}
+    logits = interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs})["logits"].astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def divergence(first: Graph, second: Graph, ids: np.ndarray) -> float:
+    p, q = log_probabilities(first, ids), log_probabilities(second, ids)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+def distil(graph: Graph, first: Graph, text: Path, out: str = "run", **settings: Any) -> tuple[Run, Graph]:
+    """A run in a new folder next to `text`, and the graph of its best model."""
+    chosen = replace(SETTINGS, **settings)
+    run = weft.distil(graph, text.parent / out, chosen, against=first, texts=text, device="cpu")
+    return run, weft.load_source(run.folder).graph
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare"), by_turns(MODELS, ["fold-norm-scale, rotate-residual, rotate-heads, ", ""])
+)
+def test_a_quantized_model_comes_closer_to_the_original(name: str, prepare: str, text: Path) -> None:
+    prepare = "fold-norm-scale, " if prepare and name != "tied" else prepare
+    first = original(name)
+    quantized = run_passes(first, prepare + QUANTIZE)
+    run, trained = distil(quantized, first, text)
+    held_out = np.load(run.folder / "held_out.npy")[: 2 * CONTEXT].reshape(-1, CONTEXT)
+    for ids in (np.load(text)[: 40 * CONTEXT].reshape(-1, CONTEXT), held_out):
+        assert divergence(first, trained, ids) < 0.9 * divergence(first, quantized, ids)
+    # f32 logits of size 10 are exact to 1e-5 or so, of divergences as large as 0.01.
+    assert run.before == pytest.approx(divergence(first, quantized, held_out), rel=5e-3)
+    assert run.best == pytest.approx(divergence(first, trained, held_out), rel=5e-3)
+    assert run.steps == 50
+
+
+@pytest.mark.parametrize("pipeline", ["mha-to-gqa{kv_heads=1}", "sliding-window{size=4}"])
+def test_a_rewritten_model_comes_closer_by_single_layers_and_by_predictions(pipeline: str, text: Path) -> None:
+    first = original("tied")
+    rewritten = run_passes(first, pipeline)
+    run, trained = distil(rewritten, first, text, layers=0.5, rate=0.02, top=16)
+    ids = np.load(text)[: 40 * CONTEXT].reshape(-1, CONTEXT)
+    assert divergence(first, trained, ids) < 0.8 * divergence(first, rewritten, ids)
+    log = (run.folder / "log.csv").read_text()
+    assert log.count("layers") == 25 and log.count("predictions") == 25
+
+
+def test_only_scales_norms_and_biases_of_a_quantized_model_change(text: Path) -> None:
+    for name in MODELS:
+        first = original(name)
+        quantized = run_passes(first, QUANTIZE)
+        _, trained = distil(quantized, first, text, name)
+        assert trained.params.keys() == quantized.params.keys()
+        assert list(map(str, trained.nodes)) == list(map(str, quantized.nodes))
+        vectors = {n for n, p in quantized.params.items() if (p.type.rank == 1 and "norm" in n) or n.endswith(".bias")}
+        changed = set()
+        for param, other in ((param, trained.params[key]) for key, param in quantized.params.items()):
+            if not isinstance(param.recipe, BlockRecipe):
+                before, after = param.recipe.evaluate(quantized.reader), other.recipe.evaluate(trained.reader)
+                if not np.array_equal(before, after):
+                    changed.add(param.name)
+                continue
+            layout = param.recipe.layout(quantized.reader)
+            assert isinstance(other.recipe, BlockRecipe) and other.recipe.layout(trained.reader) == layout
+            for part in ("packed", "points"):
+                before, after = (
+                    Stored(p.recipe, part).evaluate(g.reader) for p, g in ((param, quantized), (other, trained))
+                )
+                np.testing.assert_array_equal(before, after)
+            before, after = (
+                Stored(p.recipe, "steps").evaluate(g.reader) for p, g in ((param, quantized), (other, trained))
+            )
+            assert not np.array_equal(before, after)
+            np.testing.assert_array_equal(after, after.astype(np.float16))
+        assert changed == vectors
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (None, {"layers.0.attn", "layers.1.attn"}),
+        (
+            ("norms",),
+            {"layers.0.attn_norm", "layers.0.ffn_norm", "layers.1.attn_norm", "layers.1.ffn_norm", "final_norm"},
+        ),
+        (("layers.1.ffn.*",), {"layers.1.ffn"}),
+        (("embed.weight", "biases"), {"embed"}),
+    ],
+)
+def test_groups_and_patterns_choose_parameters(words: tuple[str, ...] | None, expected: set[str]) -> None:
+    first = original("tied")
+    graph = run_passes(first, "mha-to-gqa{kv_heads=1}")
+    choice = choose_parameters(graph, first, words)
+    assert {".".join(name.split(".")[:3]).removesuffix(".weight") for name in choice.direct} == expected
+    assert not choice.scales and not choice.low_rank
+
+
+def test_choices_for_quantized_and_unchanged_models() -> None:
+    first = original("tied")
+    assert choose_parameters(first, first).direct == {n for n, p in first.params.items() if not p.recipe.is_constant}
+    lora = choose_parameters(first, first, ("lora", "norms"))
+    assert "layers.0.attn.q.weight" in lora.low_rank and lora.direct == {n for n in first.params if "norm" in n}
+    quantized = choose_parameters(run_passes(first, QUANTIZE), first)
+    assert quantized.scales and quantized.direct == lora.direct
+    with pytest.raises(
+        WeftError, match=r"--train layers\.9\.\*: no parameter has such a name; groups are scales, norms"
+    ):
+        choose_parameters(first, first, ("layers.9.*",))
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+def test_the_result_compiles_to_the_same_values(
+    target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
+    name = {"ort-cpu": "tied", "onnx": "mixture", "torch": "biased"}[target]
+    first = original(name)
+    model = rewrite(Model(first, name, name), QUANTIZE)
+    run = weft.distil(model, tmp_path / "run", replace(SETTINGS, steps=20, tokens=None), against=first, texts=text)
+    trained = weft.load_source(run.folder)
+    assert trained.provenance["pipeline"].endswith("; distil")
+    ids = np.random.default_rng(1).integers(0, VOCAB, 20)
+    exact = log_probabilities(trained.graph, ids[None])[0]
+    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
+    weft.compile(trained, tmp_path / "out", target=target, **options)
+    logits = weft.load(tmp_path / "out", trust=target == "torch").logits(ids.tolist())[-1].astype(np.float64)
+    found = logits - np.log(np.exp(logits).sum())
+    np.testing.assert_allclose(found, exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
+
+
+def test_tied_tables_stay_tied(text: Path) -> None:
+    first = original("tied")
+    for pipeline in (QUANTIZE, "mha-to-gqa{kv_heads=1}"):
+        _, trained = distil(
+            run_passes(first, pipeline), first, text, pipeline[:5], train=("all", "scales"), steps=20, tokens=None
+        )
+        embedding = next(node for node in trained.nodes if node.op.name == "embedding")
+        assert len(embedding.inputs[1].users) == 2
+        assert {name for name in weft.torch(trained).state_dict() if "head" in name} == set()
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(number: int) -> Callable[[Report], None]:
+    def report(state: Report) -> None:
+        if state.number == number:
+            raise Stop
+
+    return report
+
+
+@pytest.mark.parametrize("stop", [4, 9])  # in either phase
+def test_an_interrupted_run_continues_bit_by_bit(stop: int, text: Path) -> None:
+    first = original("tied")
+    quantized = run_passes(first, QUANTIZE)
+    settings = replace(SETTINGS, layers=0.5, tokens=None, steps=12, validate_every=3, top=8, samples=40, labels=0.1)
+    options: dict[str, Any] = {"against": first, "texts": text}
+    whole = weft.distil(quantized, text.parent / "whole", settings, **options)
+    with pytest.raises(Stop):
+        weft.distil(quantized, text.parent / "parts", settings, **options, report=stop_at(stop))
+    parts = weft.distil(quantized, text.parent / "parts", settings, **options, resumes=True)
+    assert replace(parts, folder=whole.folder) == whole
+    one, two = (torch.load(run.folder / "checkpoint.pt", weights_only=True)["model"] for run in (whole, parts))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_gradients_equal_a_plain_loop(text: Path) -> None:
+    first = original("tied")
+    rewritten = run_passes(first, "mha-to-gqa{kv_heads=1}")
+    losses, norms = [], []
+    weft.distil(
+        rewritten,
+        text.parent / "run",
+        replace(SETTINGS, tokens=None, steps=3, train=("all",), rate=0.02, schedule="constant", warmup=0),
+        against=first,
+        texts=text,
+        report=lambda state: (losses.append(state.step.losses["loss"]), norms.append(state.step.gradient)),
+    )
+    teacher, student = torch_module(first), torch_module(rewritten)
+    sizes = [
+        {"params": [p], "lr": 0.02 * max(float(p.detach().square().mean().sqrt()), 0.01)} for p in student.parameters()
+    ]
+    optimizer = torch.optim.AdamW(sizes, betas=(0.9, 0.95), weight_decay=0.0)
+    data = Windows(np.load(text.parent / "run" / "tokens.npy"), CONTEXT, CONTEXT)
+    for n in range(3):
+        ids = data.draw(8 * n, 8).windows
+        with torch.no_grad():
+            wanted = teacher(ids).log_softmax(-1)
+        loss = F.kl_div(student(ids).log_softmax(-1), wanted, log_target=True, reduction="sum") / ids.numel()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        optimizer.step()
+        assert losses[n] == pytest.approx(float(loss.detach()), rel=1e-4)
+        assert norms[n] == pytest.approx(float(norm), rel=1e-3)
+
+
+def test_without_improvement_no_model_is_written(text: Path) -> None:
+    first = original("tied")
+    with pytest.raises(WeftError, match=r"no closer to .* on held-out text"):
+        distil(run_passes(first, QUANTIZE), first, text, rate=10.0)
+    assert not (text.parent / "run" / "best").exists()
+
+
+def test_unsuitable_pairs_are_refused(text: Path) -> None:
+    first, other = original("tied"), in_memory(replace(MODELS["tied"], vocab=54).graph())
+    quantized = run_passes(first, QUANTIZE)
+
+    def refuse(message: str, model: Any = quantized, against: Any = first, **settings: Any) -> None:
+        with pytest.raises(WeftError, match=message):
+            weft.distil(model, text.parent / "out", replace(SETTINGS, **settings), against=against, texts=text)
+        assert not (text.parent / "out").exists()
+
+    refuse(r"has 53 tokens and .* 54: give the original of the model as --against", against=other)
+    refuse("has caches", model=run_passes(first, f"{QUANTIZE}, kv-cache"))
+    with pytest.raises(WeftError, match="rank is 0"):
+        DistilSettings(rank=0)
+    with pytest.raises(WeftError, match="layers is 1, but it is a share of the run"):
+        DistilSettings(layers=1)
+    with pytest.raises(WeftError, match="is not the folder of a run"):
+        weft.distil(quantized, text.parent / "none", SETTINGS, against=first, texts=text, resumes=True)

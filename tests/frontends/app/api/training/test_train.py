@@ -1,0 +1,243 @@
+"""weft.train: runs of every kind of layer, their folders as sources, and runs that were interrupted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft import TrainingSettings
+from weft.frontends.app.api.training import runs
+from weft.frontends.app.api.training.runs import Report
+from weft.ir.errors import WeftError
+
+from .....sampling import ALL
+
+BOOK = Path(__file__).resolve().parents[5] / "examples" / "texts" / "kings.txt"
+STEPS = 300 if ALL else 12
+SETTINGS = TrainingSettings(steps=STEPS, batch=4, context=32, accumulate=2, validate_every=STEPS // 2)
+MODELS = """
+from weft import *
+
+experts = Decoder(
+    vocab=64, dim=32, layers=2, context=64,
+    block=Block(
+        Attention(heads=4, kv_heads=2, rope=RoPE(1e4)), MoE(4, 48, 2, router=Router(aux_loss=0.01)), norm=RMSNorm(),
+        dropout=0.1,
+    ),
+)
+corrected = Decoder(
+    vocab=257, dim=32, layers=1, context=64,
+    block=Block(Attention(heads=4), MoE(4, 48, 2, router=Router(scoring="sigmoid", correction=True)), norm=RMSNorm()),
+)
+states = Decoder(
+    vocab=257, dim=32, context=64,
+    layers=[Block(Mamba(64, state=8), None, RMSNorm()), Block(Attention(heads=2), GatedMLP(64), RMSNorm())],
+)
+learned = Decoder(
+    vocab=257, dim=32, layers=2, positions=LearnedPositions(64), tie_embeddings=True,
+    block=Block(DifferentialAttention(heads=4), MLP(64, "relu2"), LayerNorm()),
+)
+block = Block(Attention(heads=4), MLP(64), RMSNorm())
+ranked = Decoder(vocab=257, dim=32, context=64, layers=[block, MixtureOfDepths(block, 8, aux_loss=0.01)])
+signed = Decoder(vocab=257, dim=32, context=64, layers=[block, MixtureOfDepths(block)])
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("models") / "models.py"
+    file.write_text(MODELS)
+    return file
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """The log, without times."""
+    with (folder / "log.csv").open(newline="") as file:
+        return [{k: v for k, v in row.items() if "second" not in k} for row in csv.DictReader(file)]
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(number: int) -> Callable[[Report], None]:
+    def report(state: Report) -> None:
+        if state.number == number:
+            raise Stop
+
+    return report
+
+
+@pytest.mark.parametrize("name", ["experts", "corrected", "states", "learned", "ranked"])
+def test_an_interrupted_run_continues_bit_by_bit(name: str, models: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    more: dict[str, Any] = {"save_as": f"{models}:signed"} if name == "ranked" else {}
+    spec = f"{models}:{name}"
+    run = weft.train(spec, BOOK, whole, SETTINGS, **more)
+    with pytest.raises(Stop):
+        weft.train(spec, BOOK, parts, SETTINGS, **more, report=stop_at(STEPS // 2 + 1))
+    assert weft.resume(parts, spec, **more) == replace(run, folder=parts)
+    assert rows(parts) == rows(whole)
+    one, two = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (whole, parts))
+    assert all(torch.equal(two["model"][key], value) for key, value in one["model"].items())
+    losses = rows(whole)
+    assert [row["step"] for row in losses] == [str(n + 1) for n in range(STEPS)]
+    assert float(losses[-1]["loss"]) < float(losses[0]["loss"]) and run.best < run.before
+    assert all((float(row["aux_loss"]) > 0) == (name in ("experts", "ranked")) for row in losses)
+    assert [row["step"] for row in losses if row["validation"]] == [str(STEPS // 2), str(STEPS)]
+
+
+def test_the_run_is_a_source_of_its_best_model(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = weft.train(
+        f"{models}:experts", BOOK, out, replace(SETTINGS, rate=0.05, schedule="constant"), tokenizer="bpe:300"
+    )
+    assert (out / "loss.svg").read_text().startswith("<?xml")
+    model = weft.load_source(out)
+    assert model.description == "run run" and not model.random_init
+    assert model.provenance["source"]["trained"]["settings"]["rate"] == 0.05
+    score = weft.evaluate([], against=out, text=BOOK, tokens=64, device="cpu").scores[0]
+    assert score.nll is not None and score.nll < 6
+    compiled = weft.compile(out, tmp_path / "compiled")
+    assert compiled is not None and len(weft.load(tmp_path / "compiled").generate("And", max_tokens=4)[0].tokens) == 4
+    weft.train(out, BOOK, tmp_path / "further", replace(SETTINGS, steps=2))
+    further = json.loads((tmp_path / "further" / "run.json").read_text())
+    assert further["results"]["before"] == pytest.approx(run.best, rel=0.02)  # of fewer windows
+    with pytest.raises(WeftError, match="exists: name another folder, or continue its run with --resume"):
+        weft.train(out, BOOK, tmp_path / "further", SETTINGS)
+    shutil.rmtree(out / "best")
+    with pytest.raises(WeftError, match="is a run without a model yet: continue it with `weft train --resume"):
+        weft.load_source(out)
+
+
+def test_a_held_out_text_and_ids_may_be_given(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("abcd " * 100)
+    settings = replace(SETTINGS, steps=2, accumulate=1)
+    repeated = weft.train(f"{models}:states", BOOK, tmp_path / "a", settings, validation=tmp_path / "other.txt")
+    assert repeated.before == pytest.approx(
+        weft.train(f"{models}:states", BOOK, tmp_path / "b", settings).before, rel=0.1
+    )
+    (tmp_path / "ids.json").write_text(json.dumps(list(range(200)) * 3))
+    assert weft.train(f"{models}:states", tmp_path / "ids.json", tmp_path / "c", settings).steps == 2
+    assert not (tmp_path / "c" / "tokenizer").exists()
+
+
+def test_a_killed_run_continues_from_its_last_checkpoint(models: Path, warm: dict[str, str], tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=40, validate_every=4)
+    weft.train(f"{models}:learned", BOOK, tmp_path / "whole", settings)
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "train",
+        f"{models}:learned",
+        "--text",
+        str(BOOK),
+        "-o",
+        str(tmp_path / "parts"),
+    ]
+    options = ["--steps", "40", "--batch", "4", "--context", "32", "--accumulate", "2", "--validate-every", "4"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, env=os.environ | warm)
+    checkpoint = tmp_path / "parts" / "checkpoint.pt"
+    until = time.monotonic() + 60
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert torch.load(checkpoint, weights_only=True)["step"] % 4 == 0
+    weft.resume(tmp_path / "parts", f"{models}:learned")
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+def test_two_processes_reach_the_losses_of_one(models: Path, warm: dict[str, str], tmp_path: Path) -> None:
+    """FSDP2 among two processes continues the run of one."""
+    settings = TrainingSettings(steps=2, batch=4, context=32, validate_every=2, schedule="constant")
+    spec = f"{models}:states"
+    weft.train(spec, BOOK, tmp_path / "half", settings)
+    weft.train(spec, BOOK, tmp_path / "whole", replace(settings, steps=4))
+    launch = [str(shutil.which("torchrun", path=warm["PATH"])), "--standalone", "--nproc-per-node", "2", "-m", "weft"]
+    command = [*launch, "train", spec, "--resume", str(tmp_path / "half"), "--steps", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, env=warm)
+    assert done.returncode == 0, done.stderr
+    two, one = rows(tmp_path / "half"), rows(tmp_path / "whole")
+    assert [row["step"] for row in two] == ["1", "2", "3", "4"]
+    for a, b in zip(one, two, strict=True):
+        for key in ("loss", "gradient", "validation"):
+            assert a[key] == b[key] or float(a[key]) == pytest.approx(float(b[key]), rel=1e-4)
+    assert done.stdout.count("written; try") == 1
+    assert (
+        weft.load_source(tmp_path / "half").graph.params.keys()
+        == weft.load_source(tmp_path / "whole").graph.params.keys()
+    )
+
+
+def test_settings_of_a_run_cannot_execute_code(models: Path, tmp_path: Path) -> None:
+    weft.train(f"{models}:states", BOOK, tmp_path / "run", replace(SETTINGS, steps=1))
+    evil = tmp_path / "evil.py"
+    evil.write_text("raise SystemExit('it ran')")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    for key in ("source", "save_as"):
+        (tmp_path / "run" / "run.json").write_text(json.dumps(record | {key: f"{evil}:model"}))
+        with pytest.raises(WeftError, match=r"names code, .*evil\.py:model: to run it, name it yourself"):
+            weft.resume(tmp_path / "run", None if key == "source" else f"{models}:states", steps=2)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "text": lambda data: b"nothing",
+    "list": lambda data: b"[1]",
+    "rows": lambda data: b"step,loss\nx,1\n",
+}
+
+
+@pytest.mark.parametrize(
+    "file", ["checkpoint.pt", "run.json", "tokenizer/tokenizer.json", "log.csv", "tokens.npy", "held_out.npy"]
+)
+def test_a_damaged_run_is_refused_with_the_file(file: str, models: Path, tmp_path: Path) -> None:
+    weft.train(f"{models}:states", BOOK, tmp_path / "run", replace(SETTINGS, steps=1))
+    sound = (tmp_path / "run" / file).read_bytes()
+    for name, damage in DAMAGE.items():
+        if file == "log.csv" and name != "rows":
+            continue  # rows may be missing
+        (tmp_path / "run" / file).write_bytes(damage(sound))
+        with pytest.raises(WeftError) as error:
+            weft.resume(tmp_path / "run", f"{models}:states", steps=2)
+        assert file.rpartition("/")[2] in str(error.value) or file.endswith(".npy"), (name, error.value)
+
+
+def test_untrainable_sources_are_refused(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "encoder.py").write_text(
+        "from weft import *\nmodel = Encoder(300, 16, 1, Block(Attention(2, causal=False), MLP(16), RMSNorm()))"
+    )
+
+    def refuse(message: str, source: Any = f"{models}:states", text: Path = BOOK, **settings: Any) -> None:
+        with pytest.raises(WeftError, match=message):
+            weft.train(source, text, tmp_path / "out", replace(SETTINGS, **settings))
+        assert not (tmp_path / "out").exists() or "rate" in settings
+
+    refuse("too few for windows of 32", text=tmp_path / "short.txt")
+    refuse("is a encoder|is an encoder", source=tmp_path / "encoder.py")
+    cached = weft.run_passes(weft.load_source(f"{models}:states").graph, "kv-cache")
+    refuse("has caches", source=cached, text=BOOK)
+    refuse("which muP initializes differently", source=f"{models}:learned", init="mup")
+    refuse("the loss is", rate=1e30, clip=1e30, steps=50)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(WeftError, match="--tensorboard needs the package tensorboard"):
+        weft.train(f"{models}:states", BOOK, tmp_path / "board", SETTINGS, tensorboard=True)
+    assert runs.HELD_OUT == 20
