@@ -2,7 +2,7 @@
 
 `training` takes the best 16 of each text. That choice looks ahead, so `model`, with the same weights, takes each token
 that its router gives a positive score:
-python train.py mixture_of_depths.py:training --compile-as mixture_of_depths.py -o runs/depths
+weft train mixture_of_depths.py:training --save-as mixture_of_depths.py --text texts/kings.txt -o run
 """
 
 from weft import Attention, Block, Decoder, GatedMLP, MixtureOfDepths, RMSNorm, RoPE

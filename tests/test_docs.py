@@ -104,7 +104,7 @@ def _prepared(folder: Path, gguf: Path, minilm: Path, tiny_llama: Path) -> None:
     (folder / "model.gguf").symlink_to(gguf)
     (folder / "minilm").symlink_to(minilm)
     shutil.copytree(tiny_llama, folder / "tiny-llama")
-    for example in ("local_global.py", "tiny_translator.py", "train.py"):
+    for example in ("local_global.py", "tiny_translator.py"):
         shutil.copy(ROOT / "examples" / example, folder)
     for name in ("texts", "deploy"):
         (folder / name).symlink_to(ROOT / "examples" / name)

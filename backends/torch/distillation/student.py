@@ -154,6 +154,17 @@ class Student:
         named = ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
         return {n: 1.0 if id(p) in changes else max(float(p.detach().square().mean().sqrt()), 1e-2) for n, p in named}
 
+    def list_products(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the matrices (up, down) that are added to each weight of low rank, by its name in the graph."""
+        products = {}
+        for name, path in self.floats.items():
+            home, _, attribute = path.rpartition(".")
+            place: Any = self.module.get_submodule(home)
+            if parametrize.is_parametrized(place, attribute):
+                (part,) = place.parametrizations[attribute]
+                products[name] = part.up.detach(), part.down.detach()
+        return products
+
     @torch.no_grad()
     def build_graph(self) -> Graph:
         """Return a copy of the graph with the trained values, products of low rank added; codes and zero points are

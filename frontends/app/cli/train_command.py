@@ -62,6 +62,11 @@ SETTINGS = (  # options that are fields of TrainingSettings
     ),
     click.option("--width", type=click.IntRange(1), help="The width at which mup's rates were tuned; default: 256."),
     click.option(
+        "--lora",
+        type=click.IntRange(1),
+        help="Train matrices of this rank, added to linear weights, instead of the weights; also write them for PEFT.",
+    ),
+    click.option(
         "--validate-every", type=click.IntRange(1), help="Steps between validations; default: a tenth of the run."
     ),
     click.option("--bf16", is_flag=True, default=None, help="Matrix products in bf16."),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.backends.runtime.device import choose_place
 from weft.backends.viz.formats.chart import check_chart
@@ -24,11 +24,9 @@ from ..source.sources import load_source
 from .runs import MAX_HELD_OUT, read_tokens
 from .settings import TrainingSettings
 from .texts import Progress, Text, attach_tokenizer
-from .trainers import check_trainable, open_trainer
+from .trainers import Training, check_trainable
 
-if TYPE_CHECKING:
-    from weft.backends.torch.training.batches import Windows
-    from weft.backends.torch.training.trainer import Trainer
+    pass
 
 POINTS = 20  # validations of a run
 BACKWARD = 2  # FLOPs of a backward pass relative to the forward pass: the gradients of inputs and of weights
@@ -119,10 +117,8 @@ def compare(
         for model, cost in zip(models, costs, strict=True):
             own = replace(settings, seed=seed, steps=_count_steps(cost, settings, flops))
             drawn = load_source(model.module, seed)
-            trainer, windows = open_trainer(
-                replace(model, graph=drawn.graph, seed=seed), ids, held_out, own, accelerator
-            )
-            courses.append(_Course(trainer, windows, cost))
+            model = replace(model, graph=drawn.graph, seed=seed)
+            courses.append(_Course(open_training(model, ids, held_out, own, accelerator), cost))
         while any(course.trainer.done < 1 for course in courses):
             at = min(range(len(courses)), key=lambda n: courses[n].trainer.done)
             if (point := courses[at].run_step()) is not None:
@@ -144,11 +140,11 @@ def compare(
 class _Course:
     """The course of a variant's training for one seed. Its time is that of its own steps, without validations."""
 
-    def __init__(self, trainer: Trainer, held_out: Windows, cost: float) -> None:
-        self.trainer, self.held_out, self.cost = trainer, held_out, cost
+    def __init__(self, training: Training, cost: float) -> None:
+        self.trainer, self.held_out, self.cost = training.trainer, training.held_out, cost
         self.points = list[Point]()
-        self._steps, self._seconds = trainer.train(), 0.0
-        self._every = max(1, trainer.plan.steps // POINTS)
+        self._steps, self._seconds = self.trainer.train(), 0.0
+        self._every = max(1, self.trainer.plan.steps // POINTS)
 
     def run_step(self) -> Point | None:
         """Run a step; return its point if it is validated."""

@@ -41,6 +41,7 @@ _SUBLAYER = re.compile(r"(.*\.\d+\.[^.]+)\.")
 WORDS = ("scales", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
 TOP = 64
 HELD_OUT = 16  # windows of a validation, which runs both models
+RATE, SCALE_RATE = 5e-3, 5e-4  # relative to the size of a parameter: of floats, of the scales of codes
 PROMPT = 8  # tokens of the text at the start of a sampled sequence
 SAMPLE_BATCH = 64  # sequences sampled in one batch
 
@@ -118,8 +119,8 @@ def distil(
         folder.check_new()
     original, rewritten = load_source(against), load_source(model)
     _check_pair(rewritten, original)
-    settings = settings.resolve(rewritten)
     choice = choose_parameters(rewritten.graph, original.graph, settings.train)
+    settings = replace(settings, rate=settings.rate or (SCALE_RATE if choice.scales else RATE)).resolve(rewritten)
 
     from weft.backends.torch.distillation.objectives import Layers, Predictions, Teacher, align_layers
     from weft.backends.torch.distillation.student import copy_as_floats, open_student

@@ -134,13 +134,14 @@ def run_phases(
     *,
     limit: int = MAX_HELD_OUT,
     must_improve: bool = False,
-    prepare: Callable[[str], None] = lambda phase: None,
+    save_more: Callable[[], None] = lambda: None,
 ) -> Run:
     """Run the trainers `phases`, by name, one after the other on one module, from the checkpoint of `folder` if it has
     one. The last phase's objective validates on `limit` windows of `held_out`.
 
     build_model: returns the model of a state_dict of the module. must_improve: only a state that is better than the
-    initial one is written as the best. prepare: called with the name of a phase before it.
+    initial one is written as the best. save_more: called in the first process after the
+    best model is written.
 
     Raises:
         WeftError: if the checkpoint or the log is damaged, or the loss is not finite.
@@ -172,7 +173,6 @@ def run_phases(
             done = trainers[number - 1]
             state |= {"phase": number, "earlier": state["earlier"] + done.step}
             state["elapsed"] = [*state["elapsed"], done.elapsed]
-        prepare(name)
         for step in _run(trainer):
             total, validation = state["earlier"] + step.number, None
             due = (
@@ -186,6 +186,8 @@ def run_phases(
                 if validation < state["best"]:
                     state["best"] = validation
                     write(folder.best, total)
+                    if main:
+                        save_more()
                 save_checkpoint(trainer, folder.checkpoint, state)
             if log is not None:
                 seconds = sum(each.elapsed for each in trainers)

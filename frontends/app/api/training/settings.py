@@ -31,7 +31,9 @@ class TrainingSettings:
     biases and the parameters of recurrences have none. betas: of AdamW. clip: largest norm of the gradient. bf16:
     matrix products in bf16. checkpointing: compute activations again in the backward pass, in less memory. compiled:
     compile the module with torch.compile. init, width: scheme of the initial weights, and its width
-    (`weft.initialize`); ``mup`` also scales the learning rates. validate_every: steps from one validation and
+    (`weft.initialize`); ``mup`` also scales the learning rates. lora: train matrices of this rank that are
+    added to the weights of linear layers, instead of the weights; the folder ``adapter`` of the run is theirs in the
+    format of PEFT. validate_every: steps from one validation and
     checkpoint to the next (None: a tenth of the run). seed: of the initial weights and the order of the windows.
 
     Raises:
@@ -55,11 +57,12 @@ class TrainingSettings:
     compiled: bool = False
     init: Scheme | None = None
     width: int = 256
+    lora: int | None = None
     validate_every: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulate", "validate_every", "tokens", "context", "width"):
+        for name in ("steps", "batch", "accumulate", "validate_every", "tokens", "context", "width", "lora"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise WeftError(f"{name} is {number}, but it must be at least 1")
         for name in ("rate", "clip", "minutes"):
@@ -86,7 +89,7 @@ class TrainingSettings:
         steps = self.steps or (1 << 40 if self.minutes else 600)
         if self.tokens is not None:
             steps = -(-self.tokens // (self.batch * context))
-        rate = self.rate or (2e-3 if model.random_init else 1e-4)
+        rate = self.rate or (2e-3 if model.random_init or self.lora else 1e-4)
         return dataclasses.replace(self, context=context, steps=steps, tokens=None, rate=rate)
 
     def make_plan(self, share: float = 1.0) -> Plan:

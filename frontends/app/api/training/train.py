@@ -11,6 +11,7 @@ from weft.backends.runtime.device import choose_place
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, expand_home
 
+from ....export.peft_adapter import write_adapter
 from ....formats.weft.manifest import make_absolute
 from ....model import Model, SourceLike
 from ..modules import with_weights
@@ -19,7 +20,7 @@ from .run_folder import RunFolder
 from .runs import Hooks, Report, Run, begin_run, run_phases
 from .settings import TrainingSettings
 from .texts import Progress, Text, attach_tokenizer
-from .trainers import check_trainable, initialize_by, open_trainer
+from .trainers import check_trainable, initialize_by, open_training
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -72,6 +73,10 @@ def train(
     accelerator = open_accelerator(place.device, settings.bf16, settings.accumulate)
     model = attach_tokenizer(load_source(source), tokenizer, training)
     check_trainable(model)
+    if settings.lora and save_as is not None:
+        raise WeftError(
+            "with lora, only matrices of low rank train, which do not fit another model: leave out --save-as"
+        )
     saved = None if save_as is None else attach_tokenizer(load_source(save_as), tokenizer, training)
     settings = settings.resolve(model)
     initialize_by(model, settings)  # an error comes before anything is written
@@ -133,10 +138,18 @@ def _start(
     hooks: Hooks,
 ) -> Run:
     """Train `model` from the checkpoint of `folder`, or from its beginning, to the end."""
-    trainer, held_out = open_trainer(model, *folder.open_tokens(), settings, accelerator)
-    written = saved or model
+    training = open_training(model, *folder.open_tokens(), settings, accelerator)
+    student, base = training.student, model.origin("safetensors")
 
     def build_model(weights: Mapping[str, Any]) -> Model:
-        return replace(written, graph=with_weights(written.graph, weights), module=None, random_init=False)
+        graph = training.build_graph(weights) if saved is None else with_weights(saved.graph, weights)
+        return replace(saved or model, graph=graph, module=None, random_init=False)
 
-    return run_phases(folder, {"training": trainer}, held_out, settings.validate_every, build_model, hooks)
+    def save_adapter() -> None:
+        if student is not None and base is not None:
+            write_adapter(folder.path / "adapter", base, model.graph, student.list_products(), settings.lora or 0)
+
+    phases = {"training": training.trainer}
+    return run_phases(
+        folder, phases, training.held_out, settings.validate_every, build_model, hooks, save_more=save_adapter
+    )

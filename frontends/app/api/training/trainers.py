@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array
 from weft.passes.analysis.states import has_cache
 from weft.passes.fitting.matrices import find_matrices
 
+from ....export.peft_adapter import find_adaptable
 from ....model import Model
 from ..initialization import initialize, learning_rates
-from ..modules import map_state_keys
+from ..modules import build_module_graphs, map_state_keys, simplify_trainable, with_weights
 from ..modules import torch as build
 from .settings import TrainingSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from weft.backends.torch.distillation.student import Student
     from weft.backends.torch.training.batches import Windows
     from weft.backends.torch.training.trainer import Trainer
 
@@ -50,13 +56,27 @@ def initialize_by(model: Model, settings: TrainingSettings) -> tuple[Model, dict
     return model, learning_rates(model, settings.width) if settings.init == "mup" else {}
 
 
-def open_trainer(
+@dataclass(frozen=True)
+class Training:
+    """A `trainer`, the windows for its validation, and the function that returns the graph of a state_dict of its net.
+
+    student: of a training by matrices of low rank, else None.
+    """
+
+    trainer: Trainer
+    held_out: Windows
+    build_graph: Callable[[Mapping[str, Any]], Graph]
+    student: Student | None = None
+
+
+def open_training(
     model: Model, ids: Array, held_out: Array, settings: TrainingSettings, accelerator: Accelerator
-) -> tuple[Trainer, Windows]:
-    """Return a trainer of `model` on `ids` [tokens], and the windows of `held_out` for validation.
+) -> Training:
+    """Return the training of `model` on `ids` [tokens], and its validation on `held_out` [tokens].
 
     Raises:
-        WeftError: if the scheme of initialization does not apply, or a batch has no equal share for every process.
+        WeftError: if the scheme of initialization does not apply, no weight can get matrices of low rank, or a batch
+            has no equal share for every process.
     """
     import torch
 
@@ -67,15 +87,38 @@ def open_trainer(
     parts = accelerator.num_processes * settings.accumulate
     if settings.batch % parts:
         raise WeftError(f"a batch of {settings.batch} windows cannot be divided into {parts} equal parts")
-    model, factors = initialize_by(model, settings)
-    torch.manual_seed(settings.seed)
-    net: Any = build(model)  # a generated module, which has this switch
-    net.checkpointing = settings.checkpointing
-    keys = map_state_keys(model.graph)
-    decayed = {keys[param.name] for param in find_matrices(model.graph) if param.name in keys}
     context = settings.context or 0
     windows = Windows(ids, context + 1, context, settings.seed, shift=True)
-    trainer = Trainer(accelerator, net, NextToken(), windows, settings.make_plan(), decayed, factors)
+    model, factors = initialize_by(model, settings)
+    torch.manual_seed(settings.seed)
+    if settings.lora:
+        student = open_low_rank(model.graph, settings.lora, accelerator.device)
+        net, decayed, build_graph = student.module, set[str](), lambda _: student.build_graph()
+    else:
+        student, net, keys = None, build(model), map_state_keys(model.graph)
+        decayed = {keys[param.name] for param in find_matrices(model.graph) if param.name in keys}
+        build_graph = partial(with_weights, model.graph)
+    generated: Any = net  # it has this switch
+    generated.checkpointing = settings.checkpointing
+    plan = settings.make_plan()
+    trainer = Trainer(accelerator, net, NextToken(), windows, plan, decayed, factors, sharded=student is None)
     if settings.compiled:
         trainer.net.compile()
-    return trainer, Windows(held_out, context + 1, context)
+    return Training(trainer, Windows(held_out, context + 1, context), build_graph, student)
+
+
+def open_low_rank(graph: Graph, rank: int, device: Any) -> Student:
+    """Return a student of `graph` with matrices of low `rank` for all weights that an adapter has names for.
+
+    Raises:
+        WeftError: if there are none.
+    """
+    from weft.backends.torch.distillation.student import Choice, copy_as_floats, open_student
+
+    floats = copy_as_floats(graph, Choice(low_rank=frozenset(find_adaptable(graph))))
+    student = open_student(graph, floats, build_module_graphs(simplify_trainable(floats.graph)), device, rank)
+    if not student.trainable:
+        raise WeftError(
+            f"{graph.name} has no linear weight that is a tensor of a checkpoint as it is: leave out --lora"
+        )
+    return student

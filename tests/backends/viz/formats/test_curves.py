@@ -11,7 +11,7 @@ def test_every_plot_has_every_curve() -> None:
     plots = {"tokens": CURVES, "seconds": CURVES}
     picture = render_curves(".svg", "Loss", "nats per token", plots).decode()
     assert all(word in picture for word in ("Loss", "nats per token", "tokens", "seconds", "a $1", "b c"))
-    assert picture.count("<g id=\"FillBetween") == 2  # a range per plot
+    assert picture.count('<g id="FillBetween') == 2  # a range per plot
     assert render_curves(".svg", "Loss", "nats per token", plots).decode() == picture
     assert render_curves(".svg", "Loss", "nats per token", plots, dark=True).decode() != picture
 
