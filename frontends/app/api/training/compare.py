@@ -24,9 +24,7 @@ from ..source.sources import load_source
 from .runs import MAX_HELD_OUT, read_tokens
 from .settings import TrainingSettings
 from .texts import Progress, Text, attach_tokenizer
-from .trainers import Training, check_trainable
-
-    pass
+from .trainers import Training, check_trainable, open_training
 
 POINTS = 20  # validations of a run
 BACKWARD = 2  # FLOPs of a backward pass relative to the forward pass: the gradients of inputs and of weights
