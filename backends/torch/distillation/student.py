@@ -1,13 +1,13 @@
 """A student: a graph as a module of which chosen parameters train, and its graph with their trained values.
 
-Integer codes stay fixed; their scales train. Float parameters train directly, or as the sum of the fixed weight and a
-product of low rank (LoRA).
+Of quantized weights the scales train, and optionally the integer codes (quantization-aware training). Float parameters
+train directly, or as the sum of the fixed weight and a product of low rank (LoRA).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Dequantize, Stored, find_block_layout
 from weft.ir.recipes.readers import Array, SpilledTensors, TensorReader
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import BlockLayout, unpack_codes
+from weft.ir.types.block_layouts import BlockLayout, pack_codes, unpack_codes
 from weft.ir.types.dtypes import DType
 
 from ...block_weights import is_quantized
@@ -101,6 +101,36 @@ class _EvaluatingReader:
         return self.recipes[key].read(self.base, start, stop)
 
 
+class TrainedCodes(nn.Module):
+    """A torch parametrization of a weight [..., out, width] by its codes as floats [..., out, groups, group]: it is
+    round(codes) · scales · (1 + change), cut to `width` columns.
+
+    Rounding has the gradient 1 (straight-through; Bengio 2013, arXiv 1308.3432), and codes are clipped to the range of
+    their dtype.
+    """
+
+    scales: Tensor
+    zeros: Tensor
+
+    def __init__(self, scales: Tensor, zeros: Tensor, bits: int, width: int) -> None:
+        """zeros: the codes [..., out, groups] or [] that represent 0, which are subtracted from the stored codes."""
+        super().__init__()
+        self.register_buffer("scales", scales)
+        self.register_buffer("zeros", zeros)
+        self.most, self.width = (1 << bits) - 1, width
+        self.change = nn.Parameter(torch.zeros_like(scales))
+
+    def round(self, codes: Tensor) -> Tensor:
+        """Return `codes` rounded and clipped, with the gradient of the clipping alone."""
+        low = -self.zeros[..., None] if self.zeros.ndim else -self.zeros
+        clipped = codes.clamp(low, low + self.most)
+        return clipped + (clipped.round() - clipped).detach()
+
+    def forward(self, codes: Tensor) -> Tensor:
+        scales = self.scales * (1 + self.change)
+        return (self.round(codes) * scales[..., None]).flatten(-2)[..., : self.width]
+
+
 class LowRank(nn.Module):
     """A torch parametrization of a fixed weight [..., out, in] by an added product of matrices [..., out, rank] and
     [..., rank, in], which is 0 at first (LoRA; Hu 2021, arXiv 2106.09685)."""
@@ -119,27 +149,26 @@ class LowRank(nn.Module):
 
 @dataclass(frozen=True)
 class Choice:
-    """The names of parameters that train: the scales of quantized ones, others directly or by matrices of low rank."""
+    """The names of parameters that train: of quantized ones the scales, or the codes and scales; others directly or by
+    matrices of low rank."""
 
     scales: frozenset[str] = frozenset()
+    codes: frozenset[str] = frozenset()
     direct: frozenset[str] = frozenset()
     low_rank: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.scales or self.direct or self.low_rank)
+        return bool(self.scales or self.codes or self.direct or self.low_rank)
 
 
 @dataclass
 class Student:
-    """A module of `graph`, of which the parameters in `scales` and `floats` train.
-
-    scales: name in the graph → (parametrization of the quantized weight, the trainable relative change of its scales);
-    tied weights share a pair. floats: name in the graph → path of the weight in the module.
-    """
+    """A module of `graph`, of which the parameters in `quantized` and `floats` train: name in the graph → path of the
+    weight in the module; tied weights share a path."""
 
     graph: Graph
     module: nn.Module
-    scales: dict[str, tuple[ScaledCodes, nn.Parameter]] = field(default_factory=dict)
+    quantized: dict[str, str] = field(default_factory=dict)
     floats: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -148,37 +177,59 @@ class Student:
         return [p for p in self.module.parameters() if p.requires_grad]
 
     def list_sizes(self) -> dict[str, float]:
-        """Return the root mean square of each trainable parameter of the module, at least 0.01, by name: rates are
-        relative to it. The changes of scales are relative themselves, so that theirs is 1."""
-        changes = {id(change) for _, change in self.scales.values()}
-        named = ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
-        return {n: 1.0 if id(p) in changes else max(float(p.detach().square().mean().sqrt()), 1e-2) for n, p in named}
+        """Return the size of each trainable parameter of the module, by name: learning rates are relative to it.
+
+        It is the root mean square, at least 0.01; a tenth of it for norms and biases, and 0.1 for relative changes of
+        scales, whose effects add up over many weights.
+        """
+
+        def measure(name: str, parameter: nn.Parameter) -> float:
+            if name in changes:
+                return 0.1
+            size = max(float(parameter.detach().square().mean().sqrt()), 1e-2)
+            return size if parameter.ndim > 1 else 0.1 * size
+
+        changes = set(self._list_changes())
+        return {name: measure(name, p) for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def _list_changes(self) -> Iterator[str]:
+        """Yield the names of the trainable relative changes of scales."""
+        for path in set(self.quantized.values()):
+            home, _, attribute = path.rpartition(".")
+            prefix = f"{home}.parametrizations.{attribute}"
+            weight = self._find_parametrization(path)
+            yield f"{prefix}.original" if isinstance(weight, ScaledCodes) else f"{prefix}.0.change"
+
+    def _find_parametrization(self, path: str) -> Any:
+        """Return the parametrization of the weight at `path` of the module, or None."""
+        home, _, attribute = path.rpartition(".")
+        place: Any = self.module.get_submodule(home)
+        return place.parametrizations[attribute][0] if parametrize.is_parametrized(place, attribute) else None
 
     def list_products(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the matrices (up, down) that are added to each weight of low rank, by its name in the graph."""
-        products = {}
-        for name, path in self.floats.items():
-            home, _, attribute = path.rpartition(".")
-            place: Any = self.module.get_submodule(home)
-            if parametrize.is_parametrized(place, attribute):
-                (part,) = place.parametrizations[attribute]
-                products[name] = part.up.detach(), part.down.detach()
-        return products
+        parts = {name: self._find_parametrization(path) for name, path in self.floats.items()}
+        return {name: (p.up.detach(), p.down.detach()) for name, p in parts.items() if p is not None}
 
     @torch.no_grad()
     def build_graph(self) -> Graph:
-        """Return a copy of the graph with the trained values, products of low rank added; codes and zero points are
-        unchanged."""
+        """Return a copy of the graph with the trained values: scales in their stored dtype, codes rounded, products of
+        low rank added. Zero points are unchanged."""
         reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
-        for name in self.scales:
-            recipe, scales = self.graph.params[name].recipe, _cast_scales(self, name)
+        for name, path in self.quantized.items():
+            recipe = self.graph.params[name].recipe
             layout = find_block_layout(recipe, self.graph.reader)
             assert isinstance(layout, BlockLayout)
-            key = reader.unique_key(f"{name}.scales")
-            reader.put(key, scales)
+            codes, scales = self._read_codes(path, layout)
+            stored: dict[str, Recipe] = {"codes": Stored(recipe, "packed")}
+            for part, values in (("codes", codes), ("scales", scales)):
+                if values is not None:
+                    key = reader.unique_key(f"{name}.{part}")
+                    reader.put(key, values)
+                    stored[part] = Source(key)
             recipes[name] = Dequantize(
-                Stored(recipe, "packed"),
-                Source(key),
+                stored["codes"],
+                stored["scales"],
                 Stored(recipe, "points") if layout.has_zeros else None,
                 width=int(self.graph.params[name].shape[-1]),
                 bits=layout.bits,
@@ -197,15 +248,23 @@ class Student:
         graph.reader = reader
         return graph
 
+    def _read_codes(self, path: str, layout: BlockLayout) -> tuple[Array | None, Array]:
+        """Return (packed codes, None if they did not train; scales in their stored dtype) of the weight at `path`."""
+        weight = self._find_parametrization(path)
+        home, _, attribute = path.rpartition(".")
+        place: Any = self.module.get_submodule(home)
+        trained = place.parametrizations[attribute].original
+        if isinstance(weight, ScaledCodes):
+            return None, _cast_scales(weight.scales * (1 + trained), layout)
+        zeros = weight.zeros[..., None] if weight.zeros.ndim else weight.zeros
+        codes = (weight.round(trained) + zeros).flatten(-2).cpu().numpy().astype(np.uint8)
+        return pack_codes(codes, layout.bits), _cast_scales(weight.scales * (1 + weight.change), layout)
 
-def _cast_scales(student: Student, name: str) -> Array:
-    """Return the scales of the weight `name`, multiplied by 1 + change, clipped and cast to their stored dtype."""
-    layout = find_block_layout(student.graph.params[name].recipe, student.graph.reader)
-    assert isinstance(layout, BlockLayout)
-    weight, change = student.scales[name]
-    scales = (weight.scales * (1 + change)).detach().cpu().numpy()
+
+def _cast_scales(scales: Tensor, layout: BlockLayout) -> Array:
+    """Return `scales` clipped and cast to the dtype in which `layout` stores them."""
     most = np.finfo(layout.scale.numpy).max
-    return np.asarray(np.clip(scales, -most, most).astype(layout.scale.numpy))
+    return np.asarray(np.clip(scales.cpu().numpy(), -most, most).astype(layout.scale.numpy))
 
 
 def find_scaled_params(graph: Graph) -> list[str]:
@@ -274,9 +333,9 @@ def open_student(
             continue
         names, (home, _, attribute) = floats.names_by_key[param.recipe.key], path.rpartition(".")
         place = module.get_submodule(home)
-        if not choice.scales.isdisjoint(names):
-            pair = _parametrize(place, attribute, graph.params[names[0]])
-            student.scales.update((name, pair) for name in names)
+        if not (choice.scales | choice.codes).isdisjoint(names):
+            _parametrize(place, attribute, graph.params[names[0]], not choice.codes.isdisjoint(names))
+            student.quantized.update((name, path) for name in names)
         elif not choice.low_rank.isdisjoint(names):
             parametrize.register_parametrization(place, attribute, LowRank(getattr(place, attribute), rank))
             student.floats.update((name, path) for name in names)
@@ -286,27 +345,27 @@ def open_student(
     return student
 
 
-def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[ScaledCodes, nn.Parameter]:
+def _parametrize(home: nn.Module, attribute: str, param: Param, with_codes: bool) -> None:
     """Replace the weight `attribute` of the module `home` by a parametrization with the codes and scales of `param`.
-    Return (the parametrization, its trainable parameter: the relative change of the scales)."""
+    Its scales train, and its codes if `with_codes`."""
     recipe, reader = param.recipe, param.graph.reader
     layout = find_block_layout(recipe, reader)
     assert isinstance(layout, BlockLayout)
     scales = Stored(recipe, "steps").evaluate(reader)
-    groups = scales.shape[-1]
+    groups, device = scales.shape[-1], getattr(home, attribute).device
     codes = unpack_codes(Stored(recipe, "packed").evaluate(reader), layout.bits, groups * layout.group)
-    centred = codes.reshape(*scales.shape, layout.group).astype(np.int16)
+    zeros = np.array(layout.middle, np.int16)
     if layout.has_zeros:
-        centred -= unpack_codes(Stored(recipe, "points").evaluate(reader), layout.bits, groups)[..., None]
-    else:
-        centred -= layout.middle
-    if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
-        centred = centred.astype(np.int8)
-    device = getattr(home, attribute).device
-    steps = torch.from_numpy(np.array(scales, np.float32))
-    weight = ScaledCodes(torch.from_numpy(centred), steps, int(param.shape[-1]))
-    change = nn.Parameter(torch.zeros(scales.shape, device=device))
+        zeros = unpack_codes(Stored(recipe, "points").evaluate(reader), layout.bits, groups).astype(np.int16)
+    centred = codes.reshape(*scales.shape, layout.group).astype(np.int16) - (zeros[..., None] if zeros.ndim else zeros)
+    steps, width = torch.from_numpy(np.array(scales, np.float32)).to(device), int(param.shape[-1])
     delattr(home, attribute)
-    setattr(home, attribute, change)
+    if with_codes:
+        setattr(home, attribute, nn.Parameter(torch.from_numpy(centred.astype(np.float32)).to(device)))
+        weight: nn.Module = TrainedCodes(steps, torch.from_numpy(zeros.astype(np.float32)), layout.bits, width)
+    else:
+        if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
+            centred = centred.astype(np.int8)
+        setattr(home, attribute, nn.Parameter(torch.zeros(scales.shape, device=device)))
+        weight = ScaledCodes(torch.from_numpy(centred), steps, width)
     parametrize.register_parametrization(home, attribute, weight.to(device), unsafe=True)
-    return weight, change

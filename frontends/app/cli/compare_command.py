@@ -68,8 +68,9 @@ def compare_command(
     chosen = {name: value for name, value in settings.items() if value is not None}
     with show_progress("opening", "steps") as step:
 
-        def report(name: str, seed: int, point: Point) -> None:
-            if not wants_json:
+        def report(name: str, seed: int, done: float, point: Point) -> None:
+            step(f"seed {seed}", round(1000 * done), 1000)
+            if done >= 1 and not wants_json:
                 echo(f"{name}  seed {seed}  {point.tokens:,} tokens  loss {point.loss:.4f}")
 
         variants = compare(

@@ -74,7 +74,7 @@ def compare(
     validation: str | Path | None = None,
     field: str = "text",
     device: str = "auto",
-    report: Callable[[str, int, Point], None] = lambda name, seed, point: None,
+    report: Callable[[str, int, float, Point], None] = lambda name, seed, done, point: None,
     progress: Progress = lambda stage, done, total: None,
 ) -> list[Variant]:
     """Train the architectures `sources` on the same text with the same settings, and return their losses.
@@ -89,7 +89,8 @@ def compare(
         match_parameters: change the widths of the feed-forwards of all variants except the first, so that their numbers
             of parameters are as close to the first's as possible.
         tokenizer, validation, field, device: as in `train`.
-        report: called after each validation with the name of the variant, the seed, and the point.
+        report: called after each validation with the name of the variant, the seed, the share of its run that is done,
+            and the point.
 
     Raises:
         WeftError: if there are fewer than two sources, one is not an architecture, or as in `train`.
@@ -120,7 +121,7 @@ def compare(
         while any(course.trainer.done < 1 for course in courses):
             at = min(range(len(courses)), key=lambda n: courses[n].trainer.done)
             if (point := courses[at].run_step()) is not None:
-                report(models[at].spec, seed, point)
+                report(models[at].spec, seed, courses[at].trainer.done, point)
         for course, earlier in zip(courses, runs, strict=True):
             earlier.append(tuple(course.points))
     return [

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from weft.backends.torch.distillation.student import Choice
 
 _SUBLAYER = re.compile(r"(.*\.\d+\.[^.]+)\.")
-WORDS = ("scales", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
+WORDS = ("scales", "codes", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
 TOP = 64
 HELD_OUT = 16  # windows of a validation, which runs both models
-RATE, SCALE_RATE = 5e-3, 5e-4  # relative to the size of a parameter: of floats, of the scales of codes
+RATE = 5e-3  # relative to the size of a parameter (`Student.list_sizes`)
 PROMPT = 8  # tokens of the text at the start of a sampled sequence
 SAMPLE_BATCH = 64  # sequences sampled in one batch
 
@@ -50,14 +50,14 @@ SAMPLE_BATCH = 64  # sequences sampled in one batch
 class DistilSettings(TrainingSettings):
     """Settings of `weft.distil`; those not listed here are as in `TrainingSettings`.
 
-    train: groups of parameters that train: ``scales`` (of quantized weights), ``norms``, ``biases``, ``changed``
-    (sublayers with a weight that is not the original's), ``all``, patterns of names such as ``layers.*.attn.*``, and
-    ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms and biases of a
-    quantized model; else changed, or all if only the layers differ. layers: share of the run in which each layer is
-    first trained alone, to return what the original's layer does. labels, hidden: weights of the cross-entropy with the
-    text itself, and of the error of the residual stream. top: number of the original's most likely tokens that are
-    stored per position (0: all are computed again in each step). samples: tokens of additional text that the original
-    samples.
+    train: groups of parameters that train: ``scales`` (of quantized weights), ``codes`` (and their scales), ``norms``,
+    ``biases``, ``changed`` (sublayers with a weight that is not the original's), ``all``, patterns of names such as
+    ``layers.*.attn.*``, and ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms
+    and biases of a quantized model; else changed, or all if no weight has changed. rate: relative to the root mean
+    square of each parameter (None: 0.005). layers: share of the run in which each layer is first trained alone, to
+    return what the original's layer does. labels, hidden: weights of the cross-entropy with the text itself, and of the
+    error of the residual stream. top: number of the original's most likely tokens that are stored per position (0: all
+    are computed again in each step). samples: tokens of additional text that the original samples.
     """
 
     batch: int = 8
@@ -120,7 +120,7 @@ def distil(
     original, rewritten = load_source(against), load_source(model)
     _check_pair(rewritten, original)
     choice = choose_parameters(rewritten.graph, original.graph, settings.train)
-    settings = replace(settings, rate=settings.rate or (SCALE_RATE if choice.scales else RATE)).resolve(rewritten)
+    settings = replace(settings, rate=settings.rate or RATE).resolve(rewritten)
 
     from weft.backends.torch.distillation.objectives import Layers, Predictions, Teacher, align_layers
     from weft.backends.torch.distillation.student import copy_as_floats, open_student
@@ -205,10 +205,12 @@ def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None
     floats = [p.name for p in find_learned_params(graph) if p.uses and not is_quantized(p)]
     if words is None:
         words = ("scales", "norms", "biases") if scales else ("changed",)
-    direct, low_rank, scaled = set[str](), set[str](), set[str]()
+    direct, low_rank, scaled, codes = set[str](), set[str](), set[str](), set[str]()
     for word in words:
         if word == "scales":
             scaled.update(scales)
+        elif word == "codes":
+            codes.update(scales)
         elif word == "norms":
             direct.update(name for name in vectors if not name.endswith("bias"))
         elif word == "biases":
@@ -225,7 +227,7 @@ def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None
             scaled.update(name for name in matched if name in scales)
         else:
             raise WeftError(f"--train {word}: no parameter has such a name; groups are {', '.join(WORDS)}")
-    return Choice(frozenset(scaled), frozenset(direct), frozenset(low_rank - direct))
+    return Choice(frozenset(scaled - codes), frozenset(codes), frozenset(direct), frozenset(low_rank - direct))
 
 
 def _find_changed(graph: Graph, original: Graph, names: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from weft.backends.torch.distillation.student import (
     LowRank,
     ScaledCodes,
     Student,
+    TrainedCodes,
     copy_as_floats,
     find_scaled_params,
     find_vector_params,
@@ -63,13 +64,17 @@ def test_coarse_codes_train_before_codes_of_8_bits() -> None:
 
 def test_rates_are_relative_to_the_size_of_a_parameter() -> None:
     student = student_of(quantized())
-    sizes = student.list_sizes()
-    named = dict(student.module.named_parameters())
-    changes = [change for _, change in student.scales.values()]
+    named, sizes = dict(student.module.named_parameters()), student.list_sizes()
     assert sizes.keys() == {name for name, p in named.items() if p.requires_grad}
     for name, size in sizes.items():
-        is_change = any(named[name] is change for change in changes)
-        assert size == (1.0 if is_change else pytest.approx(float(named[name].detach().square().mean().sqrt())))
+        vector = 0.1 * float(named[name].detach().square().mean().sqrt())
+        assert size == pytest.approx(0.1 if "parametrizations" in name else vector)
+
+
+def set_changes(student: Student, value: float) -> None:
+    for parameter in student.trainable:
+        if parameter.ndim > 1:
+            parameter.data.fill_(value)
 
 
 def test_direct_and_low_rank_weights_are_in_the_graph_after_training() -> None:
@@ -104,10 +109,9 @@ def test_a_product_of_low_rank_begins_at_zero() -> None:
 def test_graph_of_a_student_has_its_scales_and_the_same_codes() -> None:
     graph = quantized()
     student = student_of(graph)
-    for _, change in student.scales.values():
-        change.data.fill_(0.5)
+    set_changes(student, 0.5)
     trained = student.build_graph()
-    for name in student.scales:
+    for name in student.quantized:
         before, after = graph.params[name].recipe, trained.params[name].recipe
         packed = [Stored(r, "packed").evaluate(g.reader) for r, g in ((before, graph), (after, trained))]
         np.testing.assert_array_equal(*packed)
@@ -117,10 +121,41 @@ def test_graph_of_a_student_has_its_scales_and_the_same_codes() -> None:
         np.testing.assert_allclose(scales[1], 1.5 * scales[0], rtol=2**-10)
 
 
+@pytest.mark.parametrize("options", ["bits=3, group=16, head=4", "bits=4, group=16, zeros=false", "bits=8, group=16"])
+def test_trained_codes_are_rounded_in_the_graph_as_in_the_module(options: str) -> None:
+    graph = quantized(options)
+    student = student_of(graph, Choice(codes=frozenset(find_scaled_params(graph))))
+    ids = torch.arange(6)[None]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        torch.testing.assert_close(student.module(ids), torch_module(graph)(ids), rtol=1e-4, atol=1e-5)
+        for name, parameter in student.module.named_parameters():
+            if name.endswith("original"):
+                parameter.add_(torch.randn(parameter.shape, generator=generator))
+            elif name.endswith("change"):
+                parameter.fill_(0.25)
+        expected = student.module(ids)
+    trained = student.build_graph()
+    # Scales are rounded to f16.
+    torch.testing.assert_close(torch_module(trained)(ids), expected, rtol=2e-2, atol=5e-3)
+    for name in student.quantized:
+        codes = [Stored(g.params[name].recipe, "packed").evaluate(g.reader) for g in (graph, trained)]
+        assert not np.array_equal(*codes)
+
+
+def test_rounding_has_the_gradient_of_the_clipping() -> None:
+    weight = TrainedCodes(torch.tensor([[0.5]]), torch.tensor([[3.0]]), 3, 3)  # codes from −3 to 4
+    codes = torch.tensor([[[-3.6, 0.4, 3.6, 9.0]]], requires_grad=True)
+    made = weight(codes)
+    assert made.tolist() == [[-1.5, 0.0, 2.0]]
+    made.sum().backward()
+    assert codes.grad is not None and codes.grad.tolist() == [[[0.0, 0.5, 0.5, 0.0]]]
+    assert weight.change.grad is not None and weight.change.grad.tolist() == [[0.5 * (-3 + 0 + 4)]]
+
+
 def test_scales_are_clipped_to_the_range_of_their_dtype() -> None:
     student = student_of(quantized())
-    for _, change in student.scales.values():
-        change.data.fill_(1e7)
+    set_changes(student, 1e7)
     healed = student.build_graph()
     for param in healed.params.values():
         if isinstance(param.recipe, BlockRecipe):

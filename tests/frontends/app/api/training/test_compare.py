@@ -32,7 +32,7 @@ def test_a_variant_is_trained_as_by_train(sources: tuple[str, str, Path], tmp_pa
     heads, wide, text = sources
     first, second = weft.compare([heads, wide], text, SETTINGS, seeds=1, tokenizer="bytes")
     for source, variant in ((heads, first), (wide, second)):
-        run = weft.train(source, text, tmp_path / variant.name[-8:-3], SETTINGS, tokenizer="bytes")
+        run = weft.train(source, text, tmp_path / Path(variant.name).stem, SETTINGS, tokenizer="bytes")
         assert variant.losses == [pytest.approx(run.last, rel=1e-5)]
         assert variant.runs[0][-1].tokens == 20 * 4 * 16 and variant.spread == 0
 

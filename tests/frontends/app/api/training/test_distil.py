@@ -45,7 +45,7 @@ MODELS = {
     ),
 }
 QUANTIZE = "quantize{bits=3, group=16, head=4, method=rtn}"
-SETTINGS = DistilSettings(tokens=4800, context=CONTEXT, batch=8, rate=1e-2, layers=0.0, top=0)
+SETTINGS = DistilSettings(tokens=4800, context=CONTEXT, batch=8, rate=0.1, layers=0.0, top=0)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_quantized_model_comes_closer_to_the_original(name: str, prepare: str,
     assert run.steps == 50
 
 
-@pytest.mark.parametrize("pipeline", ["mha-to-gqa{kv_heads=1}", "sliding-window{size=4}"])
+@pytest.mark.parametrize("pipeline", ["mha-to-gqa{kv_heads=1}", "prune-layers{layers=[0]}"])
 def test_a_rewritten_model_comes_closer_by_single_layers_and_by_predictions(pipeline: str, text: Path) -> None:
     first = original("tied")
     rewritten = run_passes(first, pipeline)
@@ -166,7 +166,7 @@ def test_choices_for_quantized_and_unchanged_models() -> None:
     quantized = choose_parameters(run_passes(first, QUANTIZE), first)
     assert quantized.scales and quantized.direct == lora.direct
     with pytest.raises(
-        WeftError, match=r"--train layers\.9\.\*: no parameter has such a name; groups are scales, norms"
+        WeftError, match=r"--train layers\.9\.\*: no parameter has such a name; groups are scales, codes, norms"
     ):
         choose_parameters(first, first, ("layers.9.*",))
 
@@ -242,10 +242,9 @@ def test_gradients_equal_a_plain_loop(text: Path) -> None:
         report=lambda state: (losses.append(state.step.losses["loss"]), norms.append(state.step.gradient)),
     )
     teacher, student = torch_module(first), torch_module(rewritten)
-    sizes = [
-        {"params": [p], "lr": 0.02 * max(float(p.detach().square().mean().sqrt()), 0.01)} for p in student.parameters()
-    ]
-    optimizer = torch.optim.AdamW(sizes, betas=(0.9, 0.95), weight_decay=0.0)
+    sizes = {p: float(p.detach().square().mean().sqrt()) * (1 if p.ndim > 1 else 0.1) for p in student.parameters()}
+    groups = [{"params": [p], "lr": 0.02 * size} for p, size in sizes.items()]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
     data = Windows(np.load(text.parent / "run" / "tokens.npy"), CONTEXT, CONTEXT)
     for n in range(3):
         ids = data.draw(8 * n, 8).windows
@@ -263,7 +262,7 @@ def test_gradients_equal_a_plain_loop(text: Path) -> None:
 def test_without_improvement_no_model_is_written(text: Path) -> None:
     first = original("tied")
     with pytest.raises(WeftError, match=r"no closer to .* on held-out text"):
-        distil(run_passes(first, QUANTIZE), first, text, rate=10.0)
+        distil(run_passes(first, QUANTIZE), first, text, rate=100.0)
     assert not (text.parent / "run" / "best").exists()
 
 
