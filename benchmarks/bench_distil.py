@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -27,19 +29,175 @@ from machine import RESULTS, facts, save
 from smollm2 import GGUF
 
 import weft
+from weft import DistilSettings
 from weft.frontends.app.api.rewrite import rewrite
+from weft.frontends.app.api.source.sources import load_source
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.passes.fitting.calibration import MIXTURE
 
 TEXTS = Path(__file__).parent / "texts"
 HELD_OUT = {"transformers", "ml_dtypes", "tokenizers", "safetensors", "packaging"}  # packages in held_out.txt
-FIT = f"method=svd, calibration={json.dumps(str(TEXTS / 'calibration.txt'))}"
-REWRITES: dict[str, dict[str, str]] = {
-    "1 KV head": {"plain": "mha-to-gqa{kv_heads=1}", "fitted": f"mha-to-gqa{{kv_heads=1, {FIT}}}"},
-    "windows of 512 in 3 of 4 layers": {"plain": "local-global{window=512, every=4}"},
-    "feed-forward −25 %": {"plain": "prune-neurons{keep=0.75}"},
-    "6 layers less": {"plain": "prune-layers{remove=6}"},
-    "MLA, half the cache": {"plain": "gqa-to-mla{rank=192}"},
-    "int4, no grid": {"plain": "quantize{bits=4, method=rtn}", "fitted": "@best-int4"},
+CALIBRATION = f"calibration={json.dumps(str(TEXTS / 'calibration.txt'))}"
+CONTEXT, LONG = 256, 1024  # tokens of a window, and with windows of attention
+REWRITES: dict[str, dict[str, str]] = {  # the pipeline without and with a fit to a text
+    "1 KV head of 3": {
+        "plain": "mha-to-gqa{kv_heads=1}",
+        "fitted": f"mha-to-gqa{{kv_heads=1, method=svd, {CALIBRATION}}}",
+    },
+    "windows of 512 in 3 of 4 layers": {"plain": 'local-global{window=512, pattern="3:1"}'},
+    "feed-forward -25 %": {
+        "plain": "prune-neurons{keep=0.75}",
+        "fitted": f"prune-neurons{{keep=0.75, {CALIBRATION}}}",
+    },
+    "24 layers of 30": {"plain": 'prune-layers{layers="21-26"}'},
+    "int4 without a grid": {"plain": "quantize{bits=4, method=rtn}", "fitted": "@best-int4"},
     "int3": {"plain": "quantize{bits=3, method=rtn}", "fitted": "@best-int3"},
 }
+PROMPTS = (
+    "The capital of France is",
+    "To install the package, run",
+    "def fibonacci(n):",
+    "Once upon a time there was a king who",
+    "The most important property of a hash table is",
+    "| name | type | default |",
+    "In 1969, the first humans",
+    "A neural network is",
+)
+NEW = 24  # greedy tokens per prompt
+
+
+def collect_readmes(out: Path) -> list[str]:
+    """Write the descriptions of all installed packages except those of the held-out text; return their names."""
+    texts = {}
+    for package in importlib.metadata.distributions():
+        name = package.metadata["Name"].replace("-", "_").lower()
+        text = package.metadata.get_payload() or ""
+        if name not in HELD_OUT and len(text) > 500:
+            texts[name] = text
+    out.write_text("\n\n".join(texts[name] for name in sorted(texts)), encoding="utf-8")
+    return sorted(texts)
+
+
+def score(variants: dict[str, Path], context: int, device: str) -> dict[str, Any]:
+    """Return the scores of models against SmolLM2 on READMEs and on the manual of Python, by the name of the model."""
+    with tempfile.TemporaryDirectory() as folder:
+        manual = Path(folder) / "manual.txt"
+        manual.write_text("\n".join(text for _, text in sorted(topics.items())), encoding="utf-8")
+        found: dict[str, Any] = {name: {} for name in ("original", *variants)}
+        for text in (TEXTS / "held_out.txt", manual):
+            result = weft.evaluate(
+                [str(path) for path in variants.values()],
+                against=GGUF,
+                text=text,
+                tokens=6144,
+                context=context,
+                device=device,
+            )
+            for name, row in zip(found, result.scores, strict=True):
+                found[name][text.stem] = {"nll": round(row.nll or 0, 4), "kl": round(row.kl or 0, 4)}
+                found[name] |= {"cache_bytes": row.cache_bytes, "tokens_per_second": round(1 / row.seconds, 1)}
+    return found
+
+
+def generate(source: Path, work: Path) -> dict[str, list[str]]:
+    """Return the greedy continuations of PROMPTS by ONNX Runtime, transformers and, if installed, llama.cpp."""
+    import transformers
+
+    weft.compile(source, work / "onnx", target="ort-cpu")
+    ours = weft.load(work / "onnx")
+    texts = {"ort-cpu": [ours.generate(prompt, max_tokens=NEW)[0].text for prompt in PROMPTS]}
+    weft.export(source, work / "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(work / "hf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(work / "hf", dtype="float32")
+    texts["transformers"] = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        made = model.generate(ids, attention_mask=ids * 0 + 1, max_new_tokens=NEW, do_sample=False)
+        texts["transformers"].append(tokenizer.decode(made[0, ids.shape[1] :]))
+    if importlib.util.find_spec("xllamacpp"):
+        import xllamacpp
+
+        weft.export(source, work / "model.gguf")
+        params = xllamacpp.CommonParams()
+        params.model.path, params.n_ctx, params.n_predict, params.warmup = str(work / "model.gguf"), 512, NEW, False
+        server = xllamacpp.Server(params)
+        texts["llama.cpp"] = []
+        for prompt in PROMPTS:
+            request = {"prompt": prompt, "temperature": 0, "max_tokens": NEW, "cache_prompt": False}
+            texts["llama.cpp"].append(server.handle_completions(request)["choices"][0]["text"])
+    return texts
+
+
+def compute_agreement(texts: dict[str, list[str]], original: dict[str, list[str]]) -> dict[str, float]:
+    """Return for each engine the share of the original's continuation that a model repeats, up to the first
+    difference, in characters."""
+    shares = {}
+    for engine, own in texts.items():
+        if engine in original:
+            pairs = [(a, b) for a, b in zip(own, original[engine], strict=True) if b]
+            same = [next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(b)) for a, b in pairs]
+            shares[engine] = round(float(np.mean([n / len(b) for n, (_, b) in zip(same, pairs, strict=True)])), 3)
+    return shares
+
+
+def measure(name: str, args: argparse.Namespace, work: Path, text: Path) -> dict[str, Any]:
+    """Return the scores of the variants of the rewrite `name`."""
+    context = LONG if "windows" in name else CONTEXT
+    folders = {}
+    for kind, pipeline in REWRITES[name].items():
+        folders[kind] = work / kind
+        write_model(rewrite(load_source(GGUF), pipeline), folders[kind])
+    settings = DistilSettings(
+        minutes=args.minutes,
+        tokens=args.tokens,
+        batch=2048 // context,
+        context=context,
+        bf16=True,
+        train=("codes", "norms") if "int" in name and "windows" not in name else None,
+    )
+    load, start = os.getloadavg()[0], time.perf_counter()
+    run = weft.distil(
+        folders.get("fitted", folders["plain"]),
+        work / "run",
+        settings,
+        against=GGUF,
+        text=args.text or [text, MIXTURE],
+        device=args.device,
+    )
+    seconds = round(time.perf_counter() - start)
+    folders["distilled"] = run.folder
+    result = score(folders, context, args.device)
+    original = generate(GGUF, work / "original")
+    for kind, folder in folders.items():
+        result[kind]["agreement"] = compute_agreement(generate(folder, work / f"{kind}-engines"), original)
+    facts = {"steps": run.steps, "seconds": seconds, "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
+    return {"pipelines": REWRITES[name], "context": context, "distillation": facts, "scores": result}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "rewrites", nargs="*", default=list(REWRITES), help="rewrites to measure; results of others stay"
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="time limit of each distillation")
+    parser.add_argument("--tokens", type=int, help="tokens to train on, instead")
+    parser.add_argument("--text", action="append", help="another training text; may be repeated")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    args.minutes = None if args.tokens else args.minutes
+    path = RESULTS / "distil.json"
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "readmes.txt"
+        packages = collect_readmes(text)
+        for name in args.rewrites:
+            work = Path(folder) / name.replace(" ", "-")
+            work.mkdir()
+            result = {"machine": facts("torch", "accelerate"), "packages": len(packages)} | measure(
+                name, args, work, text
+            )
+            previous = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            save("distil", previous | {name: result})
+
+
+if __name__ == "__main__":
+    main()

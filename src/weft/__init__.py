@@ -129,7 +129,7 @@ _PUBLIC = {
     "weft.frontends.app.api.draw.notebook": ("show",),
     "weft.frontends.app.api.training.compare": ("compare",),
     "weft.frontends.app.api.training.distil": ("DistilSettings", "distil", "heal"),
-    "weft.frontends.app.api.training.settings": ("TrainingSettings",),
+    "weft.frontends.app.api.training.training_settings": ("TrainingSettings",),
     "weft.frontends.app.api.training.train": ("resume", "train"),
     "weft.frontends.app.api.draw.pictures": ("draw",),
     "weft.frontends.app.api.verify.verification": ("verify_folder",),

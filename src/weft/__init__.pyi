@@ -151,7 +151,7 @@ from weft.frontends.app.api.training.distil import (
     distil as distil,
     heal as heal,
 )
-from weft.frontends.app.api.training.settings import (
+from weft.frontends.app.api.training.training_settings import (
     TrainingSettings as TrainingSettings,
 )
 from weft.frontends.app.api.training.train import (

@@ -148,7 +148,7 @@ class LowRank(nn.Module):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ParameterChoice:
     """The names of parameters that train: of quantized ones the scales, or the codes and scales; others directly or by
     matrices of low rank."""
 
@@ -294,16 +294,16 @@ def find_vector_params(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class FloatCopy:
-    """A copy of a graph that reads quantized weights and those of `choice` as float tensors. names_by_key: the key of
-    each of these tensors → the names of the parameters that read it."""
+    """A copy of a graph that reads quantized weights, and the parameters in `choice`, as float tensors. names_by_key:
+    the key of each of these tensors → the names of the parameters that read it."""
 
     graph: Graph
     names_by_key: Mapping[str, list[str]]
-    choice: Choice
+    choice: ParameterChoice
 
 
-def copy_as_floats(graph: Graph, choice: Choice) -> FloatCopy:
-    """Return a copy of `graph` that reads quantized weights and those that train directly as float tensors."""
+def copy_as_floats(graph: Graph, choice: ParameterChoice) -> FloatCopy:
+    """Return a copy of `graph` that reads quantized weights, and parameters in `choice`, as float tensors."""
     recipes, names, read = dict[str, Recipe](), dict[str, list[str]](), dict[str, Recipe]()
     keys: dict[Recipe, str] = {}
     for name, param in graph.params.items():

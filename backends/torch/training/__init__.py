@@ -1,5 +1,5 @@
 """Training of generated modules: batches, parameter groups, objectives, steps and checkpoints.
 
-Never here: what a run writes and prints (`weft.frontends.app.api.training`); students and teachers
+Never here: files and output of a run (`weft.frontends.app.api.training`); students and teachers
 (`backends.torch.distillation`).
 """

@@ -14,16 +14,16 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Batch:
+class WindowBatch:
     """Windows of token ids [n, length], and the number of each window in its text [n]."""
 
     windows: Tensor
-    numbers: Tensor
+    indices: Tensor
 
-    def split(self, size: int) -> list[Batch]:
+    def split(self, size: int) -> list[WindowBatch]:
         """Return this batch in parts of at most `size` windows."""
-        pairs = zip(torch.split(self.windows, size), torch.split(self.numbers, size), strict=True)
-        return [Batch(*pair) for pair in pairs]
+        pairs = zip(torch.split(self.windows, size), torch.split(self.indices, size), strict=True)
+        return [WindowBatch(*pair) for pair in pairs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,23 +41,23 @@ class Windows:
         spare = self.stride - 1 if self.shift else 0
         return max(0, (len(self.tokens) - spare - self.length) // self.stride + 1)
 
-    def draw(self, start: int, count: int) -> Batch:
+    def draw(self, start: int, count: int) -> WindowBatch:
         """Return `count` windows from number `start` of an endless series: in each epoch every window occurs once, in
         random order."""
         series = np.arange(start, start + count)
         order = [self._order_epoch(epoch) for epoch in range(start // len(self), (start + count - 1) // len(self) + 1)]
         chosen = [order[n // len(self) - start // len(self)] for n in series]
-        numbers = np.array([windows[n % len(self)] for n, (windows, _) in zip(series, chosen, strict=True)])
+        indices = np.array([windows[n % len(self)] for n, (windows, _) in zip(series, chosen, strict=True)])
         offsets = np.array([offset for _, offset in chosen])
-        return self._read(numbers, offsets)
+        return self._read(indices, offsets)
 
-    def read(self, numbers: Array) -> Batch:
-        """Return the windows `numbers` [n], in this order, without shift."""
-        return self._read(numbers, np.zeros_like(numbers))
+    def read(self, indices: Array) -> WindowBatch:
+        """Return the windows `indices` [n], in this order, without shift."""
+        return self._read(indices, np.zeros_like(indices))
 
-    def _read(self, numbers: Array, offsets: Array) -> Batch:
-        at = (numbers * self.stride + offsets)[:, None] + np.arange(self.length)
-        return Batch(torch.from_numpy(self.tokens[at].astype(np.int64)), torch.from_numpy(numbers))
+    def _read(self, indices: Array, offsets: Array) -> WindowBatch:
+        at = (indices * self.stride + offsets)[:, None] + np.arange(self.length)
+        return WindowBatch(torch.from_numpy(self.tokens[at].astype(np.int64)), torch.from_numpy(indices))
 
     @lru_cache(2)  # noqa: B019 (a run keeps its few windows until it ends)
     def _order_epoch(self, epoch: int) -> tuple[Array, int]:

@@ -21,7 +21,7 @@ from weft.ir.storage import replace_file
 from .trainer import Trainer
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # the first process has, or all read, all values
-# Weights that no loss reaches, such as those that correct the choice of experts, have no state in the optimizer.
+# Weights that no loss reaches, such as corrections of the choice of experts, have no state in the optimizer.
 _PARTIAL = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
@@ -31,8 +31,8 @@ def gather_weights(trainer: Trainer) -> dict[str, Any]:
 
 
 def save_checkpoint(trainer: Trainer, path: Path, facts: Mapping[str, Any]) -> None:
-    """Replace the file `path` by a checkpoint of `trainer` and `facts` (numbers and strings). If this fails, the older
-    checkpoint stays."""
+    """Replace the file `path` by a checkpoint of `trainer` and `facts` (floats, integers, strings). If this fails, the
+    older checkpoint stays."""
     state = {
         "step": trainer.step,
         "elapsed": trainer.elapsed,

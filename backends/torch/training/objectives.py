@@ -8,22 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .batches import Batch
+from .batches import WindowBatch
 
 
 class Objective(Protocol):
     """A loss of a module on a batch."""
 
-    def __call__(self, net: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the terms of the loss by name, means over the windows of `batch`; training minimizes their sum. The
-        term ``loss`` is also what validation reports."""
+        term ``loss`` is also reported by validation."""
         ...
 
 
 class NextToken:
     """The mean cross-entropy in nats of the tokens of a window given those before, and auxiliary losses of layers."""
 
-    def __call__(self, net: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, Tensor]:
         logits, auxiliary = split_outputs(net(batch.windows[:, :-1]))
         entropy = F.cross_entropy(logits.flatten(0, 1).float(), batch.windows[:, 1:].flatten())
         return {"loss": entropy, "aux_loss": auxiliary}

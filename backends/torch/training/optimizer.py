@@ -19,7 +19,7 @@ def group_parameters(
     """Return groups for AdamW of the parameters of `net` that require gradients.
 
     Weight decay `decay` applies to the parameters named in `decayed`: weights of products and tables, not norms,
-    biases, or states of recurrences. `factor` multiplies the learning rate of a group: 1, or as `factors` says by name.
+    biases, or states of recurrences. `factor` multiplies the learning rate of a group: 1, or the value in `factors`.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in net.named_parameters():

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from .batches import Batch, Windows
+from .batches import WindowBatch, Windows
 from .objectives import Objective
 from .optimizer import compute_rate, group_parameters
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how fast to train.
+    """Length and speed of a training.
 
     batch: windows per step, of all processes. accumulate: parts in which a batch is computed. rate: peak learning rate.
     warmup: share of the run in which it rises. clip: largest norm of the gradient. seconds: time limit,
@@ -43,7 +43,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """A step that is done: its number from 1, the terms of the loss by name, learning rate, norm of the gradient before
     clipping, and seconds."""
 
@@ -98,11 +98,11 @@ class Trainer:
         spent = 0.0 if self.plan.seconds is None else self.elapsed / self.plan.seconds
         return max(self.step / self.plan.steps, spent)
 
-    def train(self) -> Iterator[Step]:
+    def train(self) -> Iterator[TrainingStep]:
         """Run the steps that the plan has left, and yield each when it is done.
 
         Raises:
-            FloatingPointError: if the loss is not finite; the weights are those of the step before.
+            FloatingPointError: if the loss is not finite; the weights are as before this step.
         """
         while self.done < 1:
             record = self._run_step()
@@ -111,7 +111,7 @@ class Trainer:
             yield record
             self.elapsed += time.perf_counter() - start  # of the validation, for example
 
-    def _run_step(self) -> Step:
+    def _run_step(self) -> TrainingStep:
         start, plan = time.perf_counter(), self.plan
         spent = 0.0 if plan.seconds is None else self.elapsed / plan.seconds
         done = max((self.step + 1) / plan.steps, spent)
@@ -139,28 +139,30 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
-        return Step(self.step, means, rate, norm, time.perf_counter() - start)
+        return TrainingStep(self.step, means, rate, norm, time.perf_counter() - start)
 
-    def _own_rows(self, batch: Batch) -> Batch:
+    def _own_rows(self, batch: WindowBatch) -> WindowBatch:
         """Return the rows of `batch` that this process computes."""
-        count, own = self.accelerator.num_processes, self.accelerator.process_index
-        return Batch(batch.windows.chunk(count)[own].to(self.accelerator.device), batch.numbers.chunk(count)[own])
+        count, rank = self.accelerator.num_processes, self.accelerator.process_index
+        return WindowBatch(
+            batch.windows.chunk(count)[rank].to(self.accelerator.device), batch.indices.chunk(count)[rank]
+        )
 
     @torch.no_grad()
     def validate(self, data: Windows, limit: int | None = None) -> float:
         """Return the mean of the objective's ``loss``, in f32, over `data` or `limit` evenly spaced windows of it."""
         self.net.eval()
-        count, own = self.accelerator.num_processes, self.accelerator.process_index
+        count, rank = self.accelerator.num_processes, self.accelerator.process_index
         chosen = np.linspace(0, len(data) - 1, min(len(data), limit or len(data))).round().astype(np.int64)
         total = torch.zeros((), device=self.accelerator.device)
         size = max(1, self.plan.batch // (self.plan.accumulate * count))
         for start in range(0, len(chosen), size * count):
             # Every process runs equally often, because a run gathers the shards of all; its result may count 0 times.
-            own_start = start + own * size
-            numbers = chosen[own_start : own_start + size]
-            batch = data.read(numbers if len(numbers) else chosen[:1])
-            batch = Batch(batch.windows.to(self.accelerator.device), batch.numbers)
-            total += self.objective(self.net, batch)["loss"] * len(numbers)
+            first = start + rank * size
+            indices = chosen[first : first + size]
+            batch = data.read(indices if len(indices) else chosen[:1])
+            batch = WindowBatch(batch.windows.to(self.accelerator.device), batch.indices)
+            total += self.objective(self.net, batch)["loss"] * len(indices)
         return float(self.accelerator.reduce(total, "sum")) / len(chosen)
 
 

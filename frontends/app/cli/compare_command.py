@@ -14,7 +14,7 @@ from .terminal import echo, format_bytes, format_count, format_json, print_note,
 from .train_command import SETTINGS, TEXT_OPTIONS, add_options
 
 if TYPE_CHECKING:
-    from ..api.training.compare import Point, Variant
+    from ..api.training.compare import Point, TrainedVariant
 
 
 @click.command("compare", short_help="Train variants of an architecture side by side.")
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
 def compare_command(
     sources: tuple[str, ...],
-    texts: tuple[str, ...],
+    text: tuple[str, ...],
     field: str,
     tokenizer: str | None,
     validation: str | None,
@@ -59,9 +59,9 @@ def compare_command(
     from weft.backends.viz.formats.chart import check_chart
 
     from ..api.training.compare import compare, draw_comparison
-    from ..api.training.settings import TrainingSettings
+    from ..api.training.training_settings import TrainingSettings
 
-    if not texts:
+    if not text:
         raise click.UsageError("a comparison needs a text to train on: --text FILE")
     if plot is not None:
         check_chart(Path(plot))
@@ -75,7 +75,7 @@ def compare_command(
 
         variants = compare(
             sources,
-            texts,
+            text,
             TrainingSettings(**chosen),
             flops=flops,
             seeds=seeds,
@@ -97,7 +97,7 @@ def compare_command(
         _print_variants(variants)
 
 
-def _print_variants(variants: list[Variant]) -> None:
+def _print_variants(variants: list[TrainedVariant]) -> None:
     columns = ("variant", "parameters", "FLOPs/token", "cache/token", "tokens", "FLOPs", "seconds", "loss", "±")
     rows = []
     for variant in variants:

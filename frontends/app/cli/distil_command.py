@@ -13,7 +13,7 @@ from .terminal import show_progress
 from .train_command import SETTINGS, add_options, print_run, print_state
 
 if TYPE_CHECKING:
-    from ..api.training.runs import Report
+    from ..api.training.run_folder import RunState
 
 UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a training from the start has
 
@@ -52,7 +52,7 @@ UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a 
 def distil_command(
     model: str,
     against: str,
-    texts: tuple[str, ...],
+    text: tuple[str, ...],
     field: str,
     out: str | None,
     resume: str | None,
@@ -85,7 +85,7 @@ def distil_command(
         chosen["train"] = train
     with show_progress("opening", "steps") as step:
 
-        def report(state: Report) -> None:
+        def report(state: RunState) -> None:
             step(state.phase, round(1000 * state.done), 1000)
             if not wants_json and (state.number % every == 0 or state.validation is not None):
                 print_state(state)
@@ -95,7 +95,7 @@ def distil_command(
             folder,
             DistilSettings(**chosen),
             against=against,
-            texts=texts,
+            text=text,
             field=field,
             device=device,
             tensorboard=tensorboard,

@@ -16,12 +16,12 @@ from .options import T, default_option, device_option
 from .terminal import echo, format_duration, format_json, show_progress
 
 if TYPE_CHECKING:
-    from ..api.training.runs import Report, Run
+    from ..api.training.run_folder import Run, RunState
 
 TEXT_OPTIONS = (
     click.option(
         "--text",
-        "texts",
+        "text",
         multiple=True,
         type=click.Path(),
         help="A text: UTF-8, JSON lines (.jsonl), token ids (.npy, .json), or a folder of the library datasets; repeat "
@@ -33,7 +33,7 @@ TEXT_OPTIONS = (
         help="bytes; bpe:8192, trained on the text; or a tokenizer.json or its folder. Default: the model's own; else "
         "a BPE of the vocabulary's size, bytes below 512.",
     ),
-    click.option("--validation", type=click.Path(), help="A held-out text; default: the last twentieth of the texts."),
+    click.option("--validation", type=click.Path(), help="A held-out text; default: the last twentieth of --text."),
 )
 SETTINGS = (  # options that are fields of TrainingSettings
     click.option("--steps", type=click.IntRange(1), help="Optimizer steps; default: 600."),
@@ -109,7 +109,7 @@ def add_options(*options: Callable[[T], T]) -> Callable[[T], T]:
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
 def train_command(
     source: str | None,
-    texts: tuple[str, ...],
+    text: tuple[str, ...],
     out: str | None,
     resume: str | None,
     every: int,
@@ -136,29 +136,29 @@ def train_command(
       torchrun --nproc-per-node 8 -m weft train model.py --text data/ -o run/
     """
     from ..api.training import train as training
-    from ..api.training.settings import TrainingSettings
+    from ..api.training.training_settings import TrainingSettings
 
     chosen = {name: value for name, value in settings.items() if value is not None}
     common: dict[str, Any] = {"save_as": save_as, "device": device, "tensorboard": tensorboard}
     with show_progress("opening", "steps") as step:
 
-        def report(state: Report) -> None:
+        def report(state: RunState) -> None:
             step(state.phase, round(1000 * state.done), 1000)
             if not wants_json and (state.number % every == 0 or state.validation is not None):
                 print_state(state)
 
         if resume is not None:
-            if out is not None or texts or tokenizer or validation or chosen.keys() - {"steps"}:
+            if out is not None or text or tokenizer or validation or chosen.keys() - {"steps"}:
                 raise WeftError(
-                    "a resumed run has its texts and settings: give --resume only SOURCE, --steps and --device"
+                    "a resumed run has its text and settings: give --resume only SOURCE, --steps and --device"
                 )
             run = training.resume(resume, source, steps=chosen.get("steps"), report=report, progress=step, **common)
         else:
-            if source is None or not texts or out is None:
+            if source is None or not text or out is None:
                 raise click.UsageError("training needs SOURCE, --text TEXT and -o FOLDER, or --resume FOLDER")
             run = training.train(
                 source,
-                texts,
+                text,
                 out,
                 TrainingSettings(**chosen),
                 tokenizer=tokenizer,
@@ -183,7 +183,7 @@ def print_run(run: Run, wants_json: bool, measure: str = "loss") -> None:
     echo(f"{run.folder} written; try `weft run {run.folder}`")
 
 
-def print_state(state: Report) -> None:
+def print_state(state: RunState) -> None:
     """Print a line about a step of a run."""
     losses = "  ".join(f"{name} {value:.4f}" for name, value in state.step.losses.items() if value)
     validation = "" if state.validation is None else f"  validation {state.validation:.4f}"

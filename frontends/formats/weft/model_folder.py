@@ -46,7 +46,7 @@ from .manifest import replace_with_provenance
 from .metadata import check_metadata
 
 GRAPH = "model.weft"
-RUN, BEST = "run.json", "best"  # of a run folder: its record, and the model folder that a source of it stands for
+RUN, BEST = "run.json", "best"  # of a run folder: its record, and its model as a source
 _MOVING = (Source, Concat, Full, Permute, Reshape, Slice, Take)
 
 

@@ -1,4 +1,4 @@
-"""Training of models: texts as tokens, run folders, `weft.train`, `weft.compare`, `weft.distil`.
+"""Training of models: corpora as tokens, run folders, `weft.train`, `weft.compare`, `weft.distil`.
 
 Never here: steps of an optimizer (`weft.backends.torch.training`).
 """

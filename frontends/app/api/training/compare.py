@@ -21,10 +21,10 @@ from weft.passes.analysis.costs import compute_cost, count_parameters
 from ....model import Model
 from ..inspect.counting import inspect
 from ..source.sources import load_source
+from .corpus import Corpus, Progress, attach_tokenizer
 from .runs import MAX_HELD_OUT, read_tokens
-from .settings import TrainingSettings
-from .texts import Progress, Text, attach_tokenizer
 from .trainers import Training, check_trainable, open_training
+from .training_settings import TrainingSettings
 
 POINTS = 20  # validations of a run
 BACKWARD = 2  # FLOPs of a backward pass relative to the forward pass: the gradients of inputs and of weights
@@ -41,7 +41,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Variant:
+class TrainedVariant:
     """A variant of a comparison: its source, parameters, FLOPs per token of training, bytes of cache per token in f32,
     and the points of its run for each seed."""
 
@@ -64,7 +64,7 @@ class Variant:
 
 def compare(
     sources: Sequence[str],
-    texts: str | Path | Sequence[str | Path],
+    text: str | Path | Sequence[str | Path],
     settings: TrainingSettings = TrainingSettings(),  # noqa: B008 (it is frozen)
     *,
     flops: float | None = None,
@@ -76,7 +76,7 @@ def compare(
     device: str = "auto",
     report: Callable[[str, int, float, Point], None] = lambda name, seed, done, point: None,
     progress: Progress = lambda stage, done, total: None,
-) -> list[Variant]:
+) -> list[TrainedVariant]:
     """Train the architectures `sources` on the same text with the same settings, and return their losses.
 
     Steps of the variants alternate, so that other load on the machine affects all alike. Every seed initializes the
@@ -86,8 +86,8 @@ def compare(
         flops: train each variant with this number of FLOPs, instead of the settings' steps: with equal compute, a
             smaller variant reads more tokens.
         seeds: number of runs of each variant.
-        match_parameters: change the widths of the feed-forwards of all variants except the first, so that their numbers
-            of parameters are as close to the first's as possible.
+        match_parameters: change the widths of the feed-forwards of all variants except the first, so that their sizes
+            in parameters are as close to the first's as possible.
         tokenizer, validation, field, device: as in `train`.
         report: called after each validation with the name of the variant, the seed, the share of its run that is done,
             and the point.
@@ -101,9 +101,9 @@ def compare(
         raise WeftError("variants are compared at equal steps, tokens or FLOPs, not in equal time")
     from weft.backends.torch.training.trainer import open_accelerator
 
-    paths = [texts] if isinstance(texts, str | Path) else texts
-    training = [Text(expand_home(path), field) for path in paths]
-    rest = [] if validation is None else [Text(expand_home(validation), field)]
+    paths = [text] if isinstance(text, str | Path) else text
+    training = [Corpus(expand_home(path), field) for path in paths]
+    rest = [] if validation is None else [Corpus(expand_home(validation), field)]
     accelerator = open_accelerator(choose_place(device, "torch").device, settings.bf16, settings.accumulate)
     models = _open_variants(sources, tokenizer, training)
     models = [models[0], *(_match(model, models[0]) for model in models[1:])] if match_parameters else models
@@ -114,10 +114,10 @@ def compare(
     for seed in range(settings.seed, settings.seed + seeds):
         courses = []
         for model, cost in zip(models, costs, strict=True):
-            own = replace(settings, seed=seed, steps=_count_steps(cost, settings, flops))
+            variant_settings = replace(settings, seed=seed, steps=_count_steps(cost, settings, flops))
             drawn = load_source(model.module, seed)
             model = replace(model, graph=drawn.graph, seed=seed)
-            courses.append(_Course(open_training(model, ids, held_out, own, accelerator), cost))
+            courses.append(_Course(open_training(model, ids, held_out, variant_settings, accelerator), cost))
         while any(course.trainer.done < 1 for course in courses):
             at = min(range(len(courses)), key=lambda n: courses[n].trainer.done)
             if (point := courses[at].run_step()) is not None:
@@ -125,14 +125,14 @@ def compare(
         for course, earlier in zip(courses, runs, strict=True):
             earlier.append(tuple(course.points))
     return [
-        Variant(
+        TrainedVariant(
             model.spec,
             count_parameters(model.graph),
             cost,
             4 * (inspect(model, settings.context).cache_per_token or 0),
-            tuple(own),
+            tuple(courses_of_variant),
         )
-        for model, cost, own in zip(models, costs, runs, strict=True)
+        for model, cost, courses_of_variant in zip(models, costs, runs, strict=True)
     ]
 
 
@@ -157,20 +157,20 @@ class _Course:
         return self.points[-1]
 
 
-def _open_variants(sources: Sequence[str], tokenizer: str | None, texts: Sequence[Text]) -> list[Model]:
+def _open_variants(sources: Sequence[str], tokenizer: str | None, corpora: Sequence[Corpus]) -> list[Model]:
     """Return the models of `sources`, all with the tokenizer of the first."""
     loaded = [load_source(source) for source in sources]
     for model in loaded:
         if not model.random_init or model.module is None:
             raise WeftError(f"{model.spec} is not an architecture: comparisons train variants from random weights")
         check_trainable(model)
-    first = attach_tokenizer(loaded[0], tokenizer, texts)
+    first = attach_tokenizer(loaded[0], tokenizer, corpora)
     if first.tokenizer is None:
         return [first, *loaded[1:]]
     with scratch_folder() as folder:
         first.tokenizer(folder)
-        others = [replace(attach_tokenizer(model, str(folder), texts), tokenizer=None) for model in loaded[1:]]
-    return [first, *others]
+        remaining = [replace(attach_tokenizer(model, str(folder), corpora), tokenizer=None) for model in loaded[1:]]
+    return [first, *remaining]
 
 
 def _count_flops(model: Model, settings: TrainingSettings) -> float:
@@ -194,7 +194,9 @@ def _match(model: Model, first: Model) -> Model:
     base, doubled = (count_parameters(load_source(_scale(model.module, factor)).graph) for factor in (1.0, 2.0))
     factor = 1 + (count_parameters(first.graph) - base) / (doubled - base) if doubled > base else 0.0
     if factor <= 0:
-        raise WeftError(f"{model.spec} cannot have as many parameters as {first.spec} by other widths of feed-forwards")
+        raise WeftError(
+            f"{model.spec} cannot have the number of parameters of {first.spec} by other widths of feed-forwards"
+        )
     module = _scale(model.module, factor)
     return replace(model, graph=load_source(module, model.seed).graph, module=module)
 
@@ -213,7 +215,7 @@ def _scale(module: Any, factor: float) -> Any:
     return dataclasses.replace(module, **{name: value for name, value in scaled.items() if value is not fields[name]})
 
 
-def draw_comparison(variants: Sequence[Variant], out: Path, dark: bool = False) -> None:
+def draw_comparison(variants: Sequence[TrainedVariant], out: Path, dark: bool = False) -> None:
     """Draw the mean loss of each variant over tokens, FLOPs and seconds, with its range over the seeds, into `out`.
 
     Raises:
@@ -227,7 +229,7 @@ def draw_comparison(variants: Sequence[Variant], out: Path, dark: bool = False) 
         partial.write_bytes(render_curves(out.suffix, "Loss on held-out text", "nats per token", plots, dark))
 
 
-def _draw_curve(variant: Variant, key: str) -> Curve:
+def _draw_curve(variant: TrainedVariant, key: str) -> Curve:
     columns = list(zip(*variant.runs, strict=True))
     points = [(mean(getattr(p, key) for p in column), mean(p.loss for p in column)) for column in columns]
     ranges = [(min(p.loss for p in column), max(p.loss for p in column)) for column in columns]

@@ -28,14 +28,14 @@ from ....model import Model, SourceLike
 from ..modules import build_module_graphs, simplify_trainable
 from ..modules import torch as build
 from ..source.sources import load_source
-from .run_folder import RunFolder
-from .runs import Hooks, Report, Run, begin_run, run_phases
-from .settings import TrainingSettings
-from .texts import Progress, Text
+from .corpus import Corpus, Progress
+from .run_folder import Run, RunFolder, RunState
+from .runs import Hooks, begin_run, run_phases
 from .trainers import check_trainable
+from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
-    from weft.backends.torch.distillation.student import Choice
+    from weft.backends.torch.distillation.student import ParameterChoice
 
 _SUBLAYER = re.compile(r"(.*\.\d+\.[^.]+)\.")
 WORDS = ("scales", "codes", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
@@ -55,7 +55,7 @@ class DistilSettings(TrainingSettings):
     ``layers.*.attn.*``, and ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms
     and biases of a quantized model; else changed, or all if no weight has changed. rate: relative to the root mean
     square of each parameter (None: 0.005). layers: share of the run in which each layer is first trained alone, to
-    return what the original's layer does. labels, hidden: weights of the cross-entropy with the text itself, and of the
+    compute the original's layer. labels, hidden: weights of the cross-entropy with the text itself, and of the
     error of the residual stream. top: number of the original's most likely tokens that are stored per position (0: all
     are computed again in each step). samples: tokens of additional text that the original samples.
     """
@@ -86,23 +86,23 @@ def distil(
     settings: DistilSettings = DistilSettings(),
     *,
     against: SourceLike,
-    texts: str | Path | Sequence[str | Path] = (),
+    text: str | Path | Sequence[str | Path] = (),
     field: str = "text",
     device: str = "auto",
     tensorboard: bool = False,
     resumes: bool = False,
-    report: Callable[[Report], None] = lambda state: None,
+    report: Callable[[RunState], None] = lambda state: None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Run:
     """Train `model`, a rewritten decoder, to predict the next token as its original `against` does, and write the run
     folder `out`, which is a source.
 
-    First each layer is trained alone, to return what the original's layer does (`DistilSettings.layers`). Then all are
+    First each layer is trained alone, to compute the original's layer (`DistilSettings.layers`). Then all are
     trained together to minimize KL(original ‖ model) (Hinton 2015, arXiv 1503.02531). The best state on the last
     twentieth of the text is written, with scales in their stored dtype and matrices of low rank added to their weights.
 
     Args:
-        texts: files of plain text, JSON lines or token ids, or folders of the library datasets; by default a mixture of
+        text: files of plain text, JSON lines or token ids, or folders of the library datasets; by default a mixture of
             prose, code and languages that comes with weft.
         resumes: continue the run in `out` from its last checkpoint; all other arguments must be as at its beginning.
         report: called after every step.
@@ -122,7 +122,7 @@ def distil(
     choice = choose_parameters(rewritten.graph, original.graph, settings.train)
     settings = replace(settings, rate=settings.rate or RATE).resolve(rewritten)
 
-    from weft.backends.torch.distillation.objectives import Layers, Predictions, Teacher, align_layers
+    from weft.backends.torch.distillation.losses import Layers, Predictions, Teacher, align_layers
     from weft.backends.torch.distillation.student import copy_as_floats, open_student
     from weft.backends.torch.training.batches import Windows
     from weft.backends.torch.training.objectives import Objective
@@ -136,10 +136,10 @@ def distil(
     if not student.trainable:
         raise WeftError(f"{rewritten.description} has no parameters that can be trained")
     if not resumes:
-        paths = [texts] if isinstance(texts, str | Path) else texts or [MIXTURE]
+        paths = [text] if isinstance(text, str | Path) else text or [MIXTURE]
         reader = rewritten if rewritten.graph.tokenize is not None else original
         facts = {"source": make_absolute(rewritten.spec), "against": make_absolute(original.spec)}
-        sources = [Text(expand_home(path), field) for path in paths]
+        sources = [Corpus(expand_home(path), field) for path in paths]
         begin_run(
             folder,
             reader,
@@ -193,13 +193,13 @@ def distil(
 heal = distil  # its earlier name, for one version
 
 
-def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None = None) -> Choice:
+def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None = None) -> ParameterChoice:
     """Return which parameters of `graph` train, for the groups and patterns `words` (`DistilSettings.train`).
 
     Raises:
         WeftError: if a word is neither a group nor a pattern that matches a parameter.
     """
-    from weft.backends.torch.distillation.student import Choice, find_scaled_params, find_vector_params
+    from weft.backends.torch.distillation.student import ParameterChoice, find_scaled_params, find_vector_params
 
     scales, vectors = find_scaled_params(graph), find_vector_params(graph)
     floats = [p.name for p in find_learned_params(graph) if p.uses and not is_quantized(p)]
@@ -227,17 +227,17 @@ def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None
             scaled.update(name for name in matched if name in scales)
         else:
             raise WeftError(f"--train {word}: no parameter has such a name; groups are {', '.join(WORDS)}")
-    return Choice(frozenset(scaled - codes), frozenset(codes), frozenset(direct), frozenset(low_rank - direct))
+    return ParameterChoice(frozenset(scaled - codes), frozenset(codes), frozenset(direct), frozenset(low_rank - direct))
 
 
 def _find_changed(graph: Graph, original: Graph, names: Sequence[str]) -> list[str]:
-    """Return those of `names` in sublayers (``layers.3.attn``) with a parameter whose values are not the original's."""
+    """Return the `names` in sublayers (``layers.3.attn``) with a parameter whose values are not the original's."""
 
     def has_changed(name: str) -> bool:
-        mine, other = graph.params[name], original.params.get(name)
-        if other is None or other.type.shape != mine.type.shape:
+        param, before = graph.params[name], original.params.get(name)
+        if before is None or before.type.shape != param.type.shape:
             return True
-        a, b = mine.recipe.evaluate(graph.reader), other.recipe.evaluate(original.reader)
+        a, b = param.recipe.evaluate(graph.reader), before.recipe.evaluate(original.reader)
         return bool(np.linalg.norm(a - b) > 1e-3 * np.linalg.norm(b))
 
     homes = {name: match[1] if (match := _SUBLAYER.match(name)) else name for name in names}
@@ -247,9 +247,9 @@ def _find_changed(graph: Graph, original: Graph, names: Sequence[str]) -> list[s
 
 def _check_pair(model: Model, original: Model) -> None:
     """Raise WeftError unless both are decoders that can be trained, with the same number of tokens."""
-    for one in (model, original):
-        check_trainable(one)
-    first, second = (int(one.graph.outputs["logits"].width) for one in (model, original))
+    for decoder in (model, original):
+        check_trainable(decoder)
+    first, second = (int(decoder.graph.outputs["logits"].width) for decoder in (model, original))
     if first != second:
         raise WeftError(
             f"{model.description} has {first} tokens and {original.description} {second}: give the original of the "

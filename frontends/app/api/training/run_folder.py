@@ -2,7 +2,7 @@
 
 ::
 
-    run.json         settings, texts, versions and results
+    run.json         settings, SHA-256 of the text, versions and results
     tokenizer/       the tokenizer, if the run trained it or was given it
     tokens.npy       the training text as ids; held_out.npy: the text of the validation
     log.csv          a row per step; loss.svg: the curve
@@ -29,13 +29,43 @@ from weft.ir.storage.documents import Record, format_error, write_json
 from ....formats.weft.model_folder import BEST, RUN
 
 if TYPE_CHECKING:
-    from .runs import Report
+    from weft.backends.torch.training.trainer import TrainingStep
 
 TERMS = ("aux_loss", "labels", "hidden")  # of a loss, except the main one
 COLUMNS = ("step", "phase", "tokens", "seconds", "loss", "validation", "rate", "gradient", "tokens_per_second", *TERMS)
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {"step": int, "tokens": int, "phase": str}  # of cells; float for others
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run after a `step` of a `phase`; `number` counts the steps of all phases. done: share of the run
+    that is done after `seconds`. validation: loss on held-out text in nats per token, None where none ran."""
+
+    phase: str
+    number: int
+    done: float
+    seconds: float
+    step: TrainingStep
+    validation: float | None
+
+    @property
+    def remaining(self) -> float:
+        """Return the estimated seconds to the end of the run."""
+        return self.seconds * (1 - self.done) / self.done
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of a run: its `folder`, which is a source, its number of steps, and losses on the held-out text in
+    nats per token: before training, of the best and of the last state."""
+
+    folder: Path
+    steps: int
+    before: float
+    best: float
+    last: float
 
 
 @dataclass(frozen=True)
@@ -111,7 +141,7 @@ class RunFolder:
         return training, held_out
 
     def read_log(self) -> list[dict[str, Any]]:
-        """Return the rows of log.csv, with numbers except for the phase; empty cells are missing.
+        """Return the rows of log.csv, all cells as floats except step, tokens and phase; empty cells are missing.
 
         Raises:
             WeftError: if it is damaged.
@@ -145,7 +175,7 @@ class Log:
             writer.writeheader()
             writer.writerows(self.rows)
 
-    def write(self, state: Report, tokens: int) -> None:
+    def write(self, state: RunState, tokens: int) -> None:
         """Append the row of a `state`, in which `tokens` are read per step; draw the curve where a validation ran."""
         step = state.step
         row = {"step": state.number, "phase": state.phase, "tokens": state.number * tokens, "seconds": state.seconds}

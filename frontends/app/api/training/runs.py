@@ -16,15 +16,15 @@ from weft.ir.storage.contents import hash_file
 from ....formats.weft.manifest import list_versions
 from ....formats.weft.model_folder import write_model
 from ....model import Model
-from .run_folder import Log, RunFolder
-from .settings import TrainingSettings
-from .texts import Progress, Text, read_sequence
+from .corpus import Corpus, Progress, read_sequence
+from .run_folder import Log, Run, RunFolder, RunState
+from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from weft.backends.torch.training.batches import Windows
-    from weft.backends.torch.training.trainer import Step, Trainer
+    from weft.backends.torch.training.trainer import Trainer, TrainingStep
 
 HELD_OUT = 20  # one token of 20 is held out for validation
 MAX_HELD_OUT = 64  # windows of a validation, at even distances
@@ -32,76 +32,46 @@ VALIDATIONS = 10  # of a run, unless the settings say how often
 
 
 @dataclass(frozen=True)
-class Report:
-    """The state of a run after a `step` of a `phase`; `number` counts the steps of all phases. done: share of the run
-    that is done after `seconds`. validation: loss on held-out text in nats per token, None where none ran."""
-
-    phase: str
-    number: int
-    done: float
-    seconds: float
-    step: Step
-    validation: float | None
-
-    @property
-    def remaining(self) -> float:
-        """Return the estimated seconds to the end of the run."""
-        return self.seconds * (1 - self.done) / self.done
-
-
-@dataclass(frozen=True)
-class Run:
-    """The result of a run: its `folder`, which is a source, its number of steps, and losses on the held-out text in
-    nats per token: before training, of the best and of the last state."""
-
-    folder: Path
-    steps: int
-    before: float
-    best: float
-    last: float
-
-
-@dataclass(frozen=True)
 class Hooks:
     """Functions that are called during a run, and whether it writes TensorBoard's files."""
 
-    report: Callable[[Report], None] = lambda state: None
+    report: Callable[[RunState], None] = lambda state: None
     progress: Progress = lambda stage, done, total: None
     tensorboard: bool = False
 
 
 def read_tokens(
-    model: Model, texts: Sequence[Text], held_out: Sequence[Text], settings: TrainingSettings, progress: Progress
+    model: Model, corpora: Sequence[Corpus], held_out: Sequence[Corpus], settings: TrainingSettings, progress: Progress
 ) -> tuple[Array, Array]:
-    """Return the token ids of `texts`, and those of `held_out`; without it, of the last twentieth of `texts`.
+    """Return the token ids of `corpora` and of `held_out`; without it, of the last twentieth of `corpora`.
 
     Raises:
         WeftError: if a text cannot be read, or is too short for the settings' context.
     """
-    ids, context = read_sequence(model, texts, progress), settings.context or 0
+    ids, context = read_sequence(model, corpora, progress), settings.context or 0
     rest = read_sequence(model, held_out, progress)
     if not held_out:
         count = max(len(ids) // HELD_OUT, context) + 1
         ids, rest = ids[:-count], ids[-count:]
     if len(ids) < 2 * context + 1 or len(rest) <= context:
         total = f"{len(ids):,} tokens to train on and {len(rest):,} to validate on"
-        raise WeftError(f"the text has {total}, too few for windows of {context}: use a longer text or --context")
+        raise WeftError(f"the text has {total}, not enough for windows of {context}: use a longer text or --context")
     return ids, rest
 
 
 def begin_run(
     folder: RunFolder,
     model: Model,
-    texts: Sequence[Text],
-    held_out: Sequence[Text],
+    corpora: Sequence[Corpus],
+    held_out: Sequence[Corpus],
     settings: TrainingSettings,
     facts: Mapping[str, Any],
     accelerator: Accelerator,
     progress: Progress,
     extend: Callable[[Array], Array] = lambda ids: ids,
 ) -> None:
-    """Create `folder` in the first process: the tokens of `texts` and `held_out` (without it, of the last twentieth of
-    `texts`), the tokenizer of `model`, and run.json with `facts` and the settings.
+    """Create `folder` in the first process: the tokens of `corpora` and `held_out` (without it, of the last twentieth
+    of `corpora`), the tokenizer of `model`, and run.json with `facts` and the settings.
 
     extend: returns the tokens to train on with further ones after them.
 
@@ -111,14 +81,14 @@ def begin_run(
     with accelerator.main_process_first():
         if not accelerator.is_main_process:
             return
-        ids, rest = read_tokens(model, texts, held_out, settings, progress)
+        ids, rest = read_tokens(model, corpora, held_out, settings, progress)
         ids = extend(ids)
         folder.path.mkdir(parents=True)
         folder.store_tokens(ids, rest)
         if model.tokenizer is not None:
             folder.tokenizer.mkdir()
             model.tokenizer(folder.tokenizer)
-        paths = [text.path for text in (*texts, *held_out)]
+        paths = [corpus.path for corpus in (*corpora, *held_out)]
         hashes = [{"path": str(p.absolute()), "sha256": hash_file(p) if p.is_file() else None} for p in paths]
         versions = list_versions("torch", "accelerate", "tokenizers")
         folder.write({**facts, "settings": dataclasses.asdict(settings), "texts": hashes, "versions": versions})
@@ -191,7 +161,7 @@ def run_phases(
                 save_checkpoint(trainer, folder.checkpoint, state)
             if log is not None:
                 seconds = sum(each.elapsed for each in trainers)
-                report = Report(name, total, _measure(trainers), seconds, step, validation)
+                report = RunState(name, total, _measure(trainers), seconds, step, validation)
                 log.write(report, trainer.plan.batch * trainer.data.stride)
                 hooks.report(report)
     write(folder.last, state["earlier"] + trainers[-1].step)
@@ -204,7 +174,7 @@ def run_phases(
     return result
 
 
-def _run(trainer: Trainer) -> Iterator[Step]:
+def _run(trainer: Trainer) -> Iterator[TrainingStep]:
     try:
         yield from trainer.train()
     except FloatingPointError as e:

@@ -16,11 +16,11 @@ from ....formats.weft.manifest import make_absolute
 from ....model import Model, SourceLike
 from ..modules import with_weights
 from ..source.sources import find_architecture_file, load_source
-from .run_folder import RunFolder
-from .runs import Hooks, Report, Run, begin_run, run_phases
-from .settings import TrainingSettings
-from .texts import Progress, Text, attach_tokenizer
+from .corpus import Corpus, Progress, attach_tokenizer
+from .run_folder import Run, RunFolder, RunState
+from .runs import Hooks, begin_run, run_phases
 from .trainers import check_trainable, initialize_by, open_training
+from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -30,7 +30,7 @@ HELD_OUT = 20  # one token of 20 is held out for validation
 
 def train(
     source: SourceLike,
-    texts: str | Path | Sequence[str | Path],
+    text: str | Path | Sequence[str | Path],
     out: str | Path,
     settings: TrainingSettings = TrainingSettings(),  # noqa: B008 (it is frozen)
     *,
@@ -40,18 +40,18 @@ def train(
     save_as: SourceLike | None = None,
     device: str = "auto",
     tensorboard: bool = False,
-    report: Callable[[Report], None] = lambda state: None,
+    report: Callable[[RunState], None] = lambda state: None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Run:
-    """Train the decoder `source` to predict the next token of `texts`, and write the run folder `out`.
+    """Train the decoder `source` to predict the next token of `text`, and write the run folder `out`.
 
     The folder is a source for every function and command: the model with the smallest loss on the held-out text.
     Processes that torchrun started share the run (FSDP2).
 
     Args:
-        texts: files of plain text, JSON lines, or token ids (.npy, .json), or folders of the library datasets.
+        text: files of plain text, JSON lines, or token ids (.npy, .json), or folders of the library datasets.
         tokenizer: as in `attach_tokenizer`.
-        validation: a held-out text of the same kinds; by default the last twentieth of `texts`.
+        validation: a held-out text of the same kinds; by default the last twentieth of `text`.
         field: name of the text in records of JSON lines and datasets.
         save_as: another source that gets the trained weights, if generation needs another graph than training.
         device: "auto", "cpu" or "cuda".
@@ -65,9 +65,9 @@ def train(
     folder, hooks = RunFolder(expand_home(out)), Hooks(report, progress, tensorboard)
     folder.check_new()
     place = choose_place(device, "torch")
-    paths = [texts] if isinstance(texts, str | Path) else texts
-    training = [Text(expand_home(path), field) for path in paths]
-    held_out = [] if validation is None else [Text(expand_home(validation), field)]
+    paths = [text] if isinstance(text, str | Path) else text
+    training = [Corpus(expand_home(path), field) for path in paths]
+    held_out = [] if validation is None else [Corpus(expand_home(validation), field)]
     from weft.backends.torch.training.trainer import open_accelerator
 
     accelerator = open_accelerator(place.device, settings.bf16, settings.accumulate)
@@ -93,7 +93,7 @@ def resume(
     steps: int | None = None,
     device: str = "auto",
     tensorboard: bool = False,
-    report: Callable[[Report], None] = lambda state: None,
+    report: Callable[[RunState], None] = lambda state: None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Run:
     """Continue the run in the folder `out` from its last checkpoint, bit by bit as if it had not stopped.
@@ -110,12 +110,12 @@ def resume(
     record = folder.read()
     settings = TrainingSettings.read(record.record("settings").data, str(record.source))
     settings = settings if steps is None else replace(settings, steps=steps)
-    sources = [_choose_source(record, key, given) for key, given in (("source", source), ("save_as", save_as))]
+    sources = [_choose_source(record, key, choice) for key, choice in (("source", source), ("save_as", save_as))]
     from weft.backends.torch.training.trainer import open_accelerator
 
     accelerator = open_accelerator(choose_place(device, "torch").device, settings.bf16, settings.accumulate)
-    own = str(folder.tokenizer) if folder.tokenizer.is_dir() else None
-    model, saved = (None if s is None else attach_tokenizer(load_source(s), own, []) for s in sources)
+    tokenizer = str(folder.tokenizer) if folder.tokenizer.is_dir() else None
+    model, saved = (None if s is None else attach_tokenizer(load_source(s), tokenizer, []) for s in sources)
     assert model is not None
     return _start(folder, model, saved, settings, accelerator, hooks)
 

@@ -18,7 +18,7 @@ from ....model import Model
 from ..initialization import initialize, learning_rates
 from ..modules import build_module_graphs, map_state_keys, simplify_trainable, with_weights
 from ..modules import torch as build
-from .settings import TrainingSettings
+from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -113,9 +113,9 @@ def open_low_rank(graph: Graph, rank: int, device: Any) -> Student:
     Raises:
         WeftError: if there are none.
     """
-    from weft.backends.torch.distillation.student import Choice, copy_as_floats, open_student
+    from weft.backends.torch.distillation.student import ParameterChoice, copy_as_floats, open_student
 
-    floats = copy_as_floats(graph, Choice(low_rank=frozenset(find_adaptable(graph))))
+    floats = copy_as_floats(graph, ParameterChoice(low_rank=frozenset(find_adaptable(graph))))
     student = open_student(graph, floats, build_module_graphs(simplify_trainable(floats.graph)), device, rank)
     if not student.trainable:
         raise WeftError(

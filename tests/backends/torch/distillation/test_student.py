@@ -10,8 +10,8 @@ import torch
 
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.torch.distillation.student import (
-    Choice,
     LowRank,
+    ParameterChoice,
     ScaledCodes,
     Student,
     TrainedCodes,
@@ -36,9 +36,9 @@ def quantized(options: str = "bits=3, group=16, head=4") -> Graph:
     return run_passes(graph, f"quantize{{{options}, method=rtn}}")
 
 
-def student_of(graph: Graph, choice: Choice | None = None) -> Student:
+def student_of(graph: Graph, choice: ParameterChoice | None = None) -> Student:
     floats = copy_as_floats(
-        graph, choice or Choice(frozenset(find_scaled_params(graph)), frozenset(find_vector_params(graph)))
+        graph, choice or ParameterChoice(frozenset(find_scaled_params(graph)), frozenset(find_vector_params(graph)))
     )
     return open_student(graph, floats, build_module_graphs(simplify_trainable(floats.graph)), "cpu", rank=2)
 
@@ -81,7 +81,7 @@ def test_direct_and_low_rank_weights_are_in_the_graph_after_training() -> None:
     block = Block(Attention(4, kv_heads=2, rope=RoPE()), GatedMLP(32), RMSNorm())
     graph = in_memory(Decoder(53, 16, 2, block, context=64, tie_embeddings=True).graph())
     direct, low = "layers.0.ffn.up.weight", "layers.1.attn.q.weight"
-    student = student_of(graph, Choice(direct=frozenset({direct, "embed.weight"}), low_rank=frozenset({low})))
+    student = student_of(graph, ParameterChoice(direct=frozenset({direct, "embed.weight"}), low_rank=frozenset({low})))
     assert len(student.trainable) == 4
     ids = torch.arange(6)[None]
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_graph_of_a_student_has_its_scales_and_the_same_codes() -> None:
 @pytest.mark.parametrize("options", ["bits=3, group=16, head=4", "bits=4, group=16, zeros=false", "bits=8, group=16"])
 def test_trained_codes_are_rounded_in_the_graph_as_in_the_module(options: str) -> None:
     graph = quantized(options)
-    student = student_of(graph, Choice(codes=frozenset(find_scaled_params(graph))))
+    student = student_of(graph, ParameterChoice(codes=frozenset(find_scaled_params(graph))))
     ids = torch.arange(6)[None]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_scales_are_clipped_to_the_range_of_their_dtype() -> None:
 
 def test_float_copy_computes_the_quantized_graph() -> None:
     graph = quantized()
-    floats = copy_as_floats(graph, Choice())
+    floats = copy_as_floats(graph, ParameterChoice())
     for name, param in floats.graph.params.items():
         want = graph.params[name].recipe.evaluate(graph.reader)
         np.testing.assert_allclose(param.recipe.evaluate(floats.graph.reader), want, rtol=1e-6)

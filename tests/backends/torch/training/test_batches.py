@@ -19,7 +19,7 @@ def test_every_window_occurs_once_per_epoch_in_another_order() -> None:
     assert first != second
     batch = data.draw(5, 4)  # of two epochs
     assert batch.windows[:, 0].tolist() == [*first[5:], *second[:2]]
-    assert batch.numbers.tolist() == [n // 4 for n in batch.windows[:, 0].tolist()]
+    assert batch.indices.tolist() == [n // 4 for n in batch.windows[:, 0].tolist()]
     assert all((row.diff() == 1).all() for row in batch.windows)
 
 
@@ -41,4 +41,4 @@ def test_windows_are_read_by_number_and_split() -> None:
     data = Windows(np.arange(100), 9, 8, shift=True)
     batch = data.read(np.array([3, 0, 5]))
     assert batch.windows[:, 0].tolist() == [24, 0, 40]
-    assert [part.numbers.tolist() for part in batch.split(2)] == [[3, 0], [5]]
+    assert [part.indices.tolist() for part in batch.split(2)] == [[3, 0], [5]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.backends.torch.training.batches import Batch
+from weft.backends.torch.training.batches import WindowBatch
 from weft.backends.torch.training.objectives import NextToken, split_outputs
 
 
@@ -23,7 +23,7 @@ class Fixed(nn.Module):
 
 def test_loss_is_the_mean_negative_log_likelihood_of_each_next_token() -> None:
     table = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
-    losses = NextToken()(Fixed(table), Batch(torch.tensor([[0, 1, 0]]), torch.tensor([0])))
+    losses = NextToken()(Fixed(table), WindowBatch(torch.tensor([[0, 1, 0]]), torch.tensor([0])))
     assert float(losses["loss"]) == pytest.approx(-float(torch.tensor([0.5, 0.9]).log().mean()))
     assert float(losses["aux_loss"]) == 0.25
 

@@ -14,10 +14,10 @@ from torch import nn
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, RoPE, Router
-from weft.backends.torch.training.batches import Batch, Windows
+from weft.backends.torch.training.batches import WindowBatch, Windows
 from weft.backends.torch.training.objectives import NextToken
 from weft.backends.torch.training.optimizer import compute_rate
-from weft.backends.torch.training.trainer import Plan, Step, Trainer, open_accelerator
+from weft.backends.torch.training.trainer import Plan, Trainer, TrainingStep, open_accelerator
 
 IDS = np.random.default_rng(0).integers(0, 53, 600)
 DATA = Windows(IDS, 17, 16, seed=1, shift=True)
@@ -30,7 +30,7 @@ def build(experts: bool = False) -> Any:
     return weft.torch(Decoder(53, 32, 1, Block(ATTENTION, ffn, RMSNorm()), context=32, tie_embeddings=True))
 
 
-def train(net: nn.Module, plan: Plan) -> tuple[Trainer, Sequence[Step]]:
+def train(net: nn.Module, plan: Plan) -> tuple[Trainer, Sequence[TrainingStep]]:
     trainer = Trainer(open_accelerator("cpu", False, plan.accumulate), net, NextToken(), DATA, plan, DECAYED)
     return trainer, list(trainer.train())
 
@@ -83,7 +83,7 @@ def test_training_ends_at_its_time_limit() -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_training_before_the_step() -> None:
     class Broken(NextToken):
-        def __call__(self, net: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, torch.Tensor]:
             losses = super().__call__(net, batch)
             return losses | {"loss": losses["loss"] * math.nan}
 

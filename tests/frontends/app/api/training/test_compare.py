@@ -55,7 +55,7 @@ def test_widths_change_to_equal_the_parameters(sources: tuple[str, str, Path]) -
     assert second.parameters == pytest.approx(first.parameters, rel=0.01)
     assert second.cache_bytes == 2 * first.cache_bytes
     (huge := Path(wide)).write_text(TINY.replace("dim=32", "dim=128"))
-    with pytest.raises(WeftError, match=r"cannot have as many parameters as .* by other widths"):
+    with pytest.raises(WeftError, match=r"cannot have the number of parameters of .* by other widths"):
         weft.compare([heads, str(huge)], text, SETTINGS, match_parameters=True)
 
 

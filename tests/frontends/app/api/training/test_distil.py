@@ -19,7 +19,7 @@ from weft.backends.torch.training.batches import Windows
 from weft.frontends.app.api.modules import torch as torch_module
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.api.training.distil import choose_parameters
-from weft.frontends.app.api.training.runs import Report, Run
+from weft.frontends.app.api.training.run_folder import Run, RunState
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import BlockRecipe, Stored
@@ -76,7 +76,7 @@ def divergence(first: Graph, second: Graph, ids: np.ndarray) -> float:
 def distil(graph: Graph, first: Graph, text: Path, out: str = "run", **settings: Any) -> tuple[Run, Graph]:
     """A run in a new folder next to `text`, and the graph of its best model."""
     chosen = replace(SETTINGS, **settings)
-    run = weft.distil(graph, text.parent / out, chosen, against=first, texts=text, device="cpu")
+    run = weft.distil(graph, text.parent / out, chosen, against=first, text=text, device="cpu")
     return run, weft.load_source(run.folder).graph
 
 
@@ -179,7 +179,7 @@ def test_the_result_compiles_to_the_same_values(
     name = {"ort-cpu": "tied", "onnx": "mixture", "torch": "biased"}[target]
     first = original(name)
     model = rewrite(Model(first, name, name), QUANTIZE)
-    run = weft.distil(model, tmp_path / "run", replace(SETTINGS, steps=20, tokens=None), against=first, texts=text)
+    run = weft.distil(model, tmp_path / "run", replace(SETTINGS, steps=20, tokens=None), against=first, text=text)
     trained = weft.load_source(run.folder)
     assert trained.provenance["pipeline"].endswith("; distil")
     ids = np.random.default_rng(1).integers(0, VOCAB, 20)
@@ -206,8 +206,8 @@ class Stop(Exception):
     pass
 
 
-def stop_at(number: int) -> Callable[[Report], None]:
-    def report(state: Report) -> None:
+def stop_at(number: int) -> Callable[[RunState], None]:
+    def report(state: RunState) -> None:
         if state.number == number:
             raise Stop
 
@@ -238,7 +238,7 @@ def test_gradients_equal_a_plain_loop(text: Path) -> None:
         text.parent / "run",
         replace(SETTINGS, tokens=None, steps=3, train=("all",), rate=0.02, schedule="constant", warmup=0),
         against=first,
-        texts=text,
+        text=text,
         report=lambda state: (losses.append(state.step.losses["loss"]), norms.append(state.step.gradient)),
     )
     teacher, student = torch_module(first), torch_module(rewritten)
@@ -272,7 +272,7 @@ def test_unsuitable_pairs_are_refused(text: Path) -> None:
 
     def refuse(message: str, model: Any = quantized, against: Any = first, **settings: Any) -> None:
         with pytest.raises(WeftError, match=message):
-            weft.distil(model, text.parent / "out", replace(SETTINGS, **settings), against=against, texts=text)
+            weft.distil(model, text.parent / "out", replace(SETTINGS, **settings), against=against, text=text)
         assert not (text.parent / "out").exists()
 
     refuse(r"has 53 tokens and .* 54: give the original of the model as --against", against=other)
@@ -282,4 +282,4 @@ def test_unsuitable_pairs_are_refused(text: Path) -> None:
     with pytest.raises(WeftError, match="layers is 1, but it is a share of the run"):
         DistilSettings(layers=1)
     with pytest.raises(WeftError, match="is not the folder of a run"):
-        weft.distil(quantized, text.parent / "none", SETTINGS, against=first, texts=text, resumes=True)
+        weft.distil(quantized, text.parent / "none", SETTINGS, against=first, text=text, resumes=True)

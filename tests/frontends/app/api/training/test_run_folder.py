@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.backends.torch.training.trainer import Step
-from weft.frontends.app.api.training.run_folder import Log, RunFolder
-from weft.frontends.app.api.training.runs import Report
+from weft.backends.torch.training.trainer import TrainingStep
+from weft.frontends.app.api.training.run_folder import Log, RunFolder, RunState
 from weft.ir.errors import WeftError
 
 
-def report(number: int, validation: float | None = None) -> Report:
-    step = Step(number, {"loss": 2.0 / number, "aux_loss": 0.5}, 1e-3, 0.7, 0.25)
-    return Report("training", number, number / 8, 10.0 * number, step, validation)
+def report(number: int, validation: float | None = None) -> RunState:
+    step = TrainingStep(number, {"loss": 2.0 / number, "aux_loss": 0.5}, 1e-3, 0.7, 0.25)
+    return RunState("training", number, number / 8, 10.0 * number, step, validation)
 
 
 def test_the_log_continues_after_the_step_of_the_checkpoint(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 import weft
 from weft import TrainingSettings
 from weft.frontends.app.api.training import runs
-from weft.frontends.app.api.training.runs import Report
+from weft.frontends.app.api.training.run_folder import RunState
 from weft.ir.errors import WeftError
 
 from .....sampling import ALL
@@ -74,8 +74,8 @@ class Stop(Exception):
     pass
 
 
-def stop_at(number: int) -> Callable[[Report], None]:
-    def report(state: Report) -> None:
+def stop_at(number: int) -> Callable[[RunState], None]:
+    def report(state: RunState) -> None:
         if state.number == number:
             raise Stop
 
@@ -231,7 +231,7 @@ def test_untrainable_sources_are_refused(models: Path, tmp_path: Path, monkeypat
             weft.train(source, text, tmp_path / "out", replace(SETTINGS, **settings))
         assert not (tmp_path / "out").exists() or "rate" in settings
 
-    refuse("too few for windows of 32", text=tmp_path / "short.txt")
+    refuse("not enough for windows of 32", text=tmp_path / "short.txt")
     refuse("is a encoder|is an encoder", source=tmp_path / "encoder.py")
     cached = weft.run_passes(weft.load_source(f"{models}:states").graph, "kv-cache")
     refuse("has caches", source=cached, text=BOOK)

@@ -13,7 +13,7 @@ from torch import nn
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.torch.distillation.objectives import (
+from weft.backends.torch.distillation.losses import (
     Layers,
     Predictions,
     Teacher,
@@ -21,7 +21,7 @@ from weft.backends.torch.distillation.objectives import (
     record_layers,
     sum_divergence,
 )
-from weft.backends.torch.training.batches import Batch
+from weft.backends.torch.training.batches import WindowBatch
 from weft.ir.errors import WeftError
 
 VOCAB, LENGTH = 41, 12
@@ -37,9 +37,9 @@ def build(layers: int = 3, seed: int = 0, std: float = 0.3) -> Any:
 
 
 @pytest.fixture
-def batch() -> Batch:
+def batch() -> WindowBatch:
     ids = torch.randint(VOCAB, (5, LENGTH), generator=torch.Generator().manual_seed(1))
-    return Batch(ids, torch.tensor([4, 0, 3, 1, 2]))
+    return WindowBatch(ids, torch.tensor([4, 0, 3, 1, 2]))
 
 
 def teacher_of(net: nn.Module, top: int, folder: Path) -> Teacher:
@@ -78,11 +78,11 @@ def test_divergence_on_stored_tokens_counts_all_others_as_one() -> None:
     assert float(wanted.detach()) < float(sum_divergence(student, teacher.log_softmax(-1)).detach())
 
 
-def test_a_teacher_predicts_each_window_once(batch: Batch, tmp_path: Path) -> None:
+def test_a_teacher_predicts_each_window_once(batch: WindowBatch, tmp_path: Path) -> None:
     net, calls = build(), []
     net.register_forward_hook(lambda module, operands, output: calls.append(len(operands[0])))
     teacher = teacher_of(net, 6, tmp_path)
-    first = teacher.predict(Batch(batch.windows[:3], batch.numbers[:3]))
+    first = teacher.predict(WindowBatch(batch.windows[:3], batch.indices[:3]))
     again = teacher.predict(batch)
     assert calls == [3, 2]
     assert all(torch.equal(a, b[:3]) for a, b in zip(first, again, strict=True))
@@ -91,7 +91,7 @@ def test_a_teacher_predicts_each_window_once(batch: Batch, tmp_path: Path) -> No
     torch.testing.assert_close(again[0].float(), log_p, rtol=2**-10, atol=1e-3)
 
 
-def test_terms_of_the_predictions(batch: Batch, tmp_path: Path) -> None:
+def test_terms_of_the_predictions(batch: WindowBatch, tmp_path: Path) -> None:
     """In training the stored tokens, the text itself and the streams; in validation all tokens."""
     original, student = build(), build(seed=1)
     teacher = teacher_of(original, 0, tmp_path)
@@ -110,7 +110,7 @@ def test_terms_of_the_predictions(batch: Batch, tmp_path: Path) -> None:
     torch.testing.assert_close(stored(student.eval(), batch)["loss"], kl)
 
 
-def test_each_layer_gets_the_original_input_and_only_its_own_error(batch: Batch, tmp_path: Path) -> None:
+def test_each_layer_gets_the_original_input_and_only_its_own_error(batch: WindowBatch, tmp_path: Path) -> None:
     original, student = build(), build(seed=1)
     loss = Layers(teacher_of(original, 0, tmp_path), [0, 1, 2])(student, batch)["loss"]
     loss.backward()
@@ -131,7 +131,7 @@ def test_each_layer_gets_the_original_input_and_only_its_own_error(batch: Batch,
     assert student.embed.weight.grad is None
 
 
-def test_a_layer_before_removed_ones_takes_over_their_work(batch: Batch, tmp_path: Path) -> None:
+def test_a_layer_before_removed_ones_takes_over_their_work(batch: WindowBatch, tmp_path: Path) -> None:
     original = build(5)
     for kept in ([0, 2, 4], [1, 2], [0, 1, 2, 3]):
         student = build(len(kept), seed=2)
@@ -147,7 +147,7 @@ def test_a_layer_before_removed_ones_takes_over_their_work(batch: Batch, tmp_pat
         align_layers(build(6), original)
 
 
-def test_an_equal_student_has_no_error(batch: Batch, tmp_path: Path) -> None:
+def test_an_equal_student_has_no_error(batch: WindowBatch, tmp_path: Path) -> None:
     teacher = teacher_of(build(), 0, tmp_path)
     with torch.no_grad():
         assert float(Layers(teacher, [0, 1, 2])(build(), batch)["loss"]) < 1e-10

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from weft.ir.errors import WeftError
 
-from ..training.batches import Batch
+from ..training.batches import WindowBatch
 from ..training.objectives import split_outputs
 
 TOKENS_AT_ONCE = 256  # tokens whose divergence is computed at once, which limits the memory
@@ -34,14 +34,14 @@ class _Divergence(torch.autograd.Function):
         gradient = torch.empty_like(student)
         for start in range(0, len(student), TOKENS_AT_ONCE):
             here = slice(start, start + TOKENS_AT_ONCE)
-            log_q, known = student[here].float().log_softmax(-1), log_p[here].float()
-            p, q = known.exp(), log_q.exp()
+            log_q, log_t = student[here].float().log_softmax(-1), log_p[here].float()
+            p, q = log_t.exp(), log_q.exp()
             if ids is None:
-                total += (p * (known - log_q)).sum()
+                total += (p * (log_t - log_q)).sum()
                 gradient[here] = q.sub_(p)
                 continue
             chosen = ids[here].long()
-            total += (p * (known - log_q.gather(1, chosen))).sum()
+            total += (p * (log_t - log_q.gather(1, chosen))).sum()
             other_p, other_q = ((1 - x.sum(1, keepdim=True)).clamp_min(1e-9) for x in (p, q.gather(1, chosen)))
             total += (other_p * (other_p / other_q).log()).sum()
             # d KL / d logit = q − p for the chosen tokens, and q · (1 − other_p / other_q) for the others.
@@ -82,17 +82,17 @@ class Teacher:
             self._log_p = np.lib.format.open_memmap(folder / "log_p.npy", "w+", np.float16, shape)
 
     @torch.no_grad()
-    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def predict(self, batch: WindowBatch) -> tuple[Tensor, Tensor]:
         """Return (log-probabilities, token ids), both [n, length, top], of the most likely tokens of windows."""
-        numbers = batch.numbers.numpy()
-        if len(new := np.flatnonzero(~self._done[numbers])):
+        indices = batch.indices.numpy()
+        if len(new := np.flatnonzero(~self._done[indices])):
             logits, _ = split_outputs(self.module(batch.windows[new]))
-            for row, window in zip(numbers[new], logits.float(), strict=True):
+            for row, window in zip(indices[new], logits.float(), strict=True):
                 log_p, ids = window.log_softmax(-1).topk(self.top)
                 self._ids[row], self._log_p[row] = ids.cpu().numpy(), log_p.cpu().numpy()
-            self._done[numbers] = True
+            self._done[indices] = True
         at = batch.windows.device
-        return torch.from_numpy(self._log_p[numbers]).to(at), torch.from_numpy(self._ids[numbers]).to(at)
+        return torch.from_numpy(self._log_p[indices]).to(at), torch.from_numpy(self._ids[indices]).to(at)
 
     @torch.no_grad()
     def predict_all(self, windows: Tensor) -> Tensor:
@@ -103,8 +103,8 @@ class Teacher:
 
 class Predictions:
     """KL(teacher ‖ student) of the next token in nats per token, on the stored tokens in training and on all tokens in
-    validation; optionally also ``labels``, the cross-entropy of the text's own next token, and ``hidden``, the error of
-    the residual stream after each layer relative to the teacher's."""
+    validation; optionally also ``labels``, the cross-entropy of the next token in the text, and ``hidden``, the error
+    of the residual stream after each layer relative to the teacher's."""
 
     def __init__(
         self, teacher: Teacher, labels: float = 0.0, hidden: float = 0.0, segments: Sequence[int] = ()
@@ -112,7 +112,7 @@ class Predictions:
         """`labels` and `hidden` are the weights of these terms. segments: as in `Layers`."""
         self.teacher, self.labels, self.hidden, self.segments = teacher, labels, hidden, segments
 
-    def __call__(self, net: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, Tensor]:
         tokens = batch.windows.numel()
         with ExitStack() as stack:
             stack.enter_context(parametrize.cached())  # a tied table is computed once
@@ -123,8 +123,8 @@ class Predictions:
         if self.hidden:
             with record_layers(self.teacher.module) as expected:
                 log_p, ids = self.teacher.predict_all(batch.windows), None
-            pairs = [(mine[1], expected[at][1]) for mine, at in zip(student, self.segments, strict=True)]
-            errors = [F.mse_loss(mine.float(), other) / other.square().mean() for mine, other in pairs]
+            pairs = [(record[1], expected[at][1]) for record, at in zip(student, self.segments, strict=True)]
+            errors = [F.mse_loss(y.float(), target) / target.square().mean() for y, target in pairs]
         elif self.teacher.top:
             log_p, ids = self.teacher.predict(batch)
         else:
@@ -139,17 +139,17 @@ class Predictions:
 
 
 class Layers:
-    """The mean error of a student's layers, each given the teacher's input of that layer: Σ‖y − t‖² relative to what
-    the layer adds to its input, Σ‖t − x‖² (blockwise distillation; Li 2020, arXiv 1911.13053).
+    """The mean error of a student's layers, each given the teacher's input of that layer: Σ‖y − t‖² relative to the
+    change of the layer's input, Σ‖t − x‖² (blockwise distillation; Li 2020, arXiv 1911.13053).
 
-    segments: for each layer of the student the index of the teacher's layer whose output it should have; it stands for
+    segments: for each layer of the student the index of the teacher's layer whose output it should have; it replaces
     all of the teacher's layers since the segment before.
     """
 
     def __init__(self, teacher: Teacher, segments: Sequence[int]) -> None:
         self.teacher, self.segments = teacher, segments
 
-    def __call__(self, net: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, Tensor]:
         with torch.no_grad(), record_layers(self.teacher.module) as expected:
             self._run(self.teacher.module, batch.windows)
         begins = [0, *(at + 1 for at in self.segments[:-1])]
@@ -197,29 +197,30 @@ def align_layers(student: Any, teacher: Any) -> list[int]:
     Equal numbers of layers correspond one to one. Otherwise layers with equal weights do, in order, as many as possible
     (the student lacks some of the teacher's layers). The last index is that of the teacher's last layer.
     """
-    mine, others = list(student.layers), list(teacher.layers)
-    if len(mine) == len(others):
-        return list(range(len(mine)))
-    if len(mine) > len(others):
-        raise WeftError(f"the student has {len(mine)} layers and the original {len(others)}: layers cannot be compared")
-    alike = -np.array([[_compute_distance(a, b) for b in others] for a in mine])
-    best = np.full((len(mine) + 1, len(others) + 1), -np.inf)  # [i, j]: sum of the first i layers among the first j
+    layers, targets = list(student.layers), list(teacher.layers)
+    if len(layers) == len(targets):
+        return list(range(len(layers)))
+    if len(layers) > len(targets):
+        raise WeftError(
+            f"the student has {len(layers)} layers and the original {len(targets)}: layers cannot be compared"
+        )
+    alike = -np.array([[_compute_distance(a, b) for b in targets] for a in layers])
+    best = np.full((len(layers) + 1, len(targets) + 1), -np.inf)  # [i, j]: sum of the first i layers among the first j
     best[0] = 0
     for i, j in np.ndindex(alike.shape):
         best[i + 1, j + 1] = max(best[i + 1, j], best[i, j] + alike[i, j])
-    segments, j = list[int](), len(others)
-    for i in reversed(range(len(mine))):
+    segments, j = list[int](), len(targets)
+    for i in reversed(range(len(layers))):
         while best[i + 1, j] == best[i + 1, j - 1]:
             j -= 1
         j -= 1
         segments.insert(0, j)
-    return [*segments[:-1], len(others) - 1]
+    return [*segments[:-1], len(targets) - 1]
 
 
 @torch.no_grad()
 def _compute_distance(a: nn.Module, b: nn.Module) -> float:
-    """Return the mean distance of the parameters that two layers both have, relative to their size; 1 without any."""
-    mine, other = dict(a.named_parameters()), dict(b.named_parameters())
-    shared = [n for n in mine.keys() & other.keys() if mine[n].shape == other[n].shape]
-    distances = [float((mine[n] - other[n]).norm() / other[n].norm().clamp_min(1e-9)) for n in shared]
+    """Return the mean distance of the parameters that two layers share, relative to their size; 1 without any."""
+    pairs = [(p, q) for name, p in a.named_parameters() for n, q in b.named_parameters() if n == name]
+    distances = [float((p - q).norm() / q.norm().clamp_min(1e-9)) for p, q in pairs if p.shape == q.shape]
     return sum(distances) / len(distances) if distances else 1.0

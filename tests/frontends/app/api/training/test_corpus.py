@@ -11,8 +11,8 @@ import pytest
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.frontends.app.api.training import texts
-from weft.frontends.app.api.training.texts import END, Text, attach_tokenizer, read_sequence
+from weft.frontends.app.api.training import corpus
+from weft.frontends.app.api.training.corpus import END, Corpus, attach_tokenizer, read_sequence
 from weft.frontends.model import Model
 from weft.ir.errors import WeftError
 
@@ -24,39 +24,39 @@ def architecture(vocab: int = 300) -> Model:
     return weft.load_source(Decoder(vocab, 32, 1, BLOCK, context=64))
 
 
-def with_bytes(*paths: Path) -> tuple[Model, list[Text]]:
-    sources = [Text(path) for path in paths]
+def with_bytes(*paths: Path) -> tuple[Model, list[Corpus]]:
+    sources = [Corpus(path) for path in paths]
     return attach_tokenizer(architecture(), "bytes", sources), sources
 
 
 def test_plain_text_is_read_whole_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "AT_ONCE", 1000)
+    monkeypatch.setattr(corpus, "AT_ONCE", 1000)
     text = "one line — ça\r\nanother\n\n" * 200
     (tmp_path / "a.txt").write_bytes(text.encode())
     model, sources = with_bytes(tmp_path / "a.txt")
     assert len(list(sources[0].documents())) > 3
     ids = read_sequence(model, sources)
-    tokenizer = texts._train_tokenizer("bytes", [])
+    tokenizer = corpus._train_tokenizer("bytes", [])
     assert ids.dtype == np.uint16 and tokenizer.decode(ids.tolist()) == text
 
 
 def test_documents_of_json_lines_end_with_the_end_of_text(tmp_path: Path) -> None:
     lines = [json.dumps({"body": word, "id": n}) for n, word in enumerate(["ab", "c"])]
     (tmp_path / "a.jsonl").write_text("\n\n".join(lines))
-    sources = [Text(tmp_path / "a.jsonl", "body")]
+    sources = [Corpus(tmp_path / "a.jsonl", "body")]
     model = attach_tokenizer(architecture(), "bytes", sources)
     (end,) = model.graph.meta["eos_token_ids"]
-    alphabet = texts._train_tokenizer("bytes", [])
+    alphabet = corpus._train_tokenizer("bytes", [])
     a, b, c = (alphabet.token_to_id(letter) for letter in "abc")
     assert read_sequence(model, sources).tolist() == [a, b, end, c, end]
     with pytest.raises(WeftError, match=r"a\.jsonl, line 1 has no text called 'text', but only body, id: name it with"):
-        read_sequence(model, [Text(tmp_path / "a.jsonl")])
+        read_sequence(model, [Corpus(tmp_path / "a.jsonl")])
 
 
 def test_files_of_ids_are_read_row_after_row(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([[1, 2], [3, 4]]))
     (tmp_path / "b.json").write_text("[[5], [6, 7]]")
-    paths = [Text(tmp_path / "a.npy"), Text(tmp_path / "b.json")]
+    paths = [Corpus(tmp_path / "a.npy"), Corpus(tmp_path / "b.json")]
     model = attach_tokenizer(architecture(), None, paths)
     assert model.tokenizer is None
     assert read_sequence(model, paths).tolist() == [1, 2, 3, 4, 5, 6, 7]
@@ -66,12 +66,12 @@ def test_files_of_ids_are_read_row_after_row(tmp_path: Path) -> None:
 
 
 def test_a_trained_tokenizer_gives_the_text_back_and_the_architecture_its_size(tmp_path: Path) -> None:
-    model = attach_tokenizer(architecture(64), "bpe:400", [Text(BOOK)])
+    model = attach_tokenizer(architecture(64), "bpe:400", [Corpus(BOOK)])
     assert model.graph.meta["vocab"] == 400
     assert model.tokenizer is not None
     model.tokenizer(tmp_path)
     text = "And king David said — ça ira\n"
-    tokenizer = texts._read_tokenizer(tmp_path)
+    tokenizer = corpus._read_tokenizer(tmp_path)
     (ids,) = model.graph.tokenize([text])  # type: ignore[misc]
     assert tokenizer.decode(ids) == text and len(ids) < len(text.encode())
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == END
@@ -82,11 +82,11 @@ def test_a_trained_tokenizer_gives_the_text_back_and_the_architecture_its_size(t
 
 @pytest.mark.parametrize(("vocab", "size"), [(600, 600), (300, 257)])
 def test_an_architecture_gets_tokens_of_its_vocabulary_or_bytes(vocab: int, size: int, tmp_path: Path) -> None:
-    model = attach_tokenizer(architecture(vocab), None, [Text(BOOK)])
+    model = attach_tokenizer(architecture(vocab), None, [Corpus(BOOK)])
     assert model.tokenizer is not None
     model.tokenizer(tmp_path)
-    assert texts._read_tokenizer(tmp_path).get_vocab_size() == size
-    assert attach_tokenizer(model, None, [Text(BOOK)]) is model
+    assert corpus._read_tokenizer(tmp_path).get_vocab_size() == size
+    assert attach_tokenizer(model, None, [Corpus(BOOK)]) is model
 
 
 def test_unreadable_texts_and_tokenizers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +101,9 @@ def test_unreadable_texts_and_tokenizers_are_refused(tmp_path: Path, monkeypatch
         "list.jsonl": "line 1 has no text called 'text', but list",
     }.items():
         with pytest.raises(WeftError, match=message):
-            read_sequence(model, [Text(tmp_path / name)])
+            read_sequence(model, [Corpus(tmp_path / name)])
     with pytest.raises(WeftError, match=r"has no tokenizer for .*book\.txt: name one with --tokenizer"):
-        read_sequence(architecture(), [Text(tmp_path / "book.txt")])
+        read_sequence(architecture(), [Corpus(tmp_path / "book.txt")])
     with pytest.raises(WeftError, match="bpe:N needs at least 257 tokens"):
         attach_tokenizer(architecture(), "bpe:no", [])
     with pytest.raises(WeftError, match="is not a tokenizer"):
@@ -113,4 +113,4 @@ def test_unreadable_texts_and_tokenizers_are_refused(tmp_path: Path, monkeypatch
         attach_tokenizer(checkpoint, "bytes", [])
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(WeftError, match="needs the package datasets"):
-        read_sequence(model, [Text(tmp_path)])
+        read_sequence(model, [Corpus(tmp_path)])

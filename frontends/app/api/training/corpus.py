@@ -1,8 +1,7 @@
-"""Texts as token ids: plain text, JSON lines, folders of the library datasets, files of ids; tokenizers for them."""
+"""Training text as token ids: plain text, JSON lines, folders of the library datasets, ids; and tokenizers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ import numpy as np
 from weft.backends.runtime.text.tokenizer import check_text
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
-from weft.ir.storage.documents import check_regular, open_regular, write_json
+from weft.ir.storage.documents import check_regular, open_regular, parse_json, write_json
 from weft.passes.fitting.calibration import ID_FILES, find_vocabulary_size, read_ids
 
 from ....formats.hf.tokens.added import CONFIG, VOCABULARY
@@ -31,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Text:
+class Corpus:
     """A file or folder of text or token ids. `field` is the name of the text in records of JSON lines or datasets."""
 
     path: Path
@@ -65,7 +64,7 @@ class Text:
                     return
                 for number, line in enumerate(file, 1):
                     if line.strip():
-                        yield self._pick(json.loads(line), f", line {number}")
+                        yield self._pick(parse_json(line, f"{self.path}, line {number}"), f", line {number}")
         except (OSError, ValueError) as e:
             reason = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
             raise WeftError(f"the text {self.path} cannot be read: {reason}") from e
@@ -95,8 +94,8 @@ def _open_dataset(folder: Path) -> Iterable[Any]:
     return records
 
 
-def read_sequence(model: Model, texts: Sequence[Text], progress: Progress = lambda *_: None) -> Array:
-    """Return the tokens of `texts` one after the other [tokens], by the tokenizer of `model`; the end-of-text token
+def read_sequence(model: Model, corpora: Sequence[Corpus], progress: Progress = lambda *_: None) -> Array:
+    """Return the tokens of `corpora` one after the other [tokens], by the tokenizer of `model`; the end-of-text token
     follows each document. `progress` counts files.
 
     Raises:
@@ -105,27 +104,27 @@ def read_sequence(model: Model, texts: Sequence[Text], progress: Progress = lamb
     vocab, parts = find_vocabulary_size(model.graph), list[Array]()
     end: list[int] = list(model.graph.meta.get("eos_token_ids") or [])[:1]
     dtype = np.uint16 if vocab <= 1 << 16 else np.uint32
-    for number, text in enumerate(texts):
-        progress("tokenizing", number, len(texts))
-        if text.has_ids:
-            rows: Iterable[Array] = map(np.asarray, read_ids(text.path))
+    for number, corpus in enumerate(corpora):
+        progress("tokenizing", number, len(corpora))
+        if corpus.has_ids:
+            rows: Iterable[Array] = map(np.asarray, read_ids(corpus.path))
         else:
             if model.graph.tokenize is None:
-                raise WeftError(f"{model.spec} has no tokenizer for {text.path}: name one with --tokenizer")
-            rows = _tokenize(model, text, end if text.has_documents else [])
+                raise WeftError(f"{model.spec} has no tokenizer for {corpus.path}: name one with --tokenizer")
+            rows = _tokenize(model, corpus, end if corpus.has_documents else [])
         for row in rows:
             if len(row) and not 0 <= int(row.min()) <= int(row.max()) < vocab:
                 wrong = int(row.min()) if row.min() < 0 else int(row.max())
-                raise WeftError(f"{text.path} has token {wrong}, but the tokens of the model are 0 to {vocab - 1}")
+                raise WeftError(f"{corpus.path} has token {wrong}, but the tokens of the model are 0 to {vocab - 1}")
             parts.append(row.astype(dtype))
-    progress("tokenizing", len(texts), len(texts))
+    progress("tokenizing", len(corpora), len(corpora))
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
-def _tokenize(model: Model, text: Text, end: Sequence[int]) -> Iterator[Array]:
-    """Yield the ids of the documents of `text`, each with `end` after it."""
+def _tokenize(model: Model, corpus: Corpus, end: Sequence[int]) -> Iterator[Array]:
+    """Yield the ids of the documents of `corpus`, each with `end` after it."""
     assert model.graph.tokenize is not None
-    for group in _group(text.documents()):
+    for group in _group(corpus.documents()):
         yield from (np.array([*ids, *end], np.int64) for ids in model.graph.tokenize(group))
 
 
@@ -142,22 +141,22 @@ def _group(documents: Iterable[str]) -> Iterator[list[str]]:
         yield group
 
 
-def attach_tokenizer(model: Model, spec: str | None, texts: Sequence[Text]) -> Model:
-    """Return `model` with the tokenizer that `spec` names, and with at least as many tokens as that has.
+def attach_tokenizer(model: Model, spec: str | None, corpora: Sequence[Corpus]) -> Model:
+    """Return `model` with the tokenizer that `spec` names, and with its number of tokens or more.
 
-    spec: ``bytes``; ``bpe:N`` with N tokens, trained on `texts` (byte-level; Sennrich 2016, arXiv 1508.07909); a
-    tokenizer.json or the folder of one. If None, the model's tokenizer, or without one as many BPE tokens as the
-    model's vocabulary has, or bytes below 512.
+    spec: ``bytes``; ``bpe:N`` with N tokens, trained on `corpora` (byte-level; Sennrich 2016, arXiv 1508.07909); a
+    tokenizer.json or the folder of one. If None, the model's tokenizer, or without one BPE with the size of the
+    model's vocabulary, or bytes below 512.
 
     Raises:
         WeftError: if the tokenizer cannot be read, or has more tokens than a checkpoint.
     """
     vocab = find_vocabulary_size(model.graph)
-    if spec is None and (model.tokenizer is not None or all(text.has_ids for text in texts)):
+    if spec is None and (model.tokenizer is not None or all(corpus.has_ids for corpus in corpora)):
         return model
     spec = spec or (f"bpe:{vocab}" if vocab >= 512 else "bytes")
     trained = spec == "bytes" or spec.startswith("bpe:")
-    tokenizer = _train_tokenizer(spec, texts) if trained else _read_tokenizer(Path(spec))
+    tokenizer = _train_tokenizer(spec, corpora) if trained else _read_tokenizer(Path(spec))
     write = (
         partial(_write_tokenizer, tokenizer) if trained or Path(spec).is_file() else partial(copy_tokenizer, Path(spec))
     )
@@ -185,7 +184,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         ) from e
 
 
-def _train_tokenizer(spec: str, texts: Sequence[Text]) -> Tokenizer:
+def _train_tokenizer(spec: str, corpora: Sequence[Corpus]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     size = 257 if spec == "bytes" else int(spec[4:]) if spec[4:].isdigit() else 0
@@ -196,7 +195,7 @@ def _train_tokenizer(spec: str, texts: Sequence[Text]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=[END], show_progress=False)
-    documents = (document for text in texts if not text.has_ids for document in text.documents())
+    documents = (document for corpus in corpora if not corpus.has_ids for document in corpus.documents())
     tokenizer.train_from_iterator(documents if size > 257 else (), trainer)
     return tokenizer
 
