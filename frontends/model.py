@@ -33,7 +33,7 @@ class Model(Displayable):
     random_init: the weights are random, not a checkpoint's.
     pipeline: passes applied since the graph was read. provenance: a model folder's record of earlier steps.
     notes: remarks for the user on reading the source. adapters: folders of the PEFT adapters merged into the weights.
-    trained: settings, corpora and versions of the training that the weights come from; empty if weft did not train them.
+    trained: settings, corpora and versions of the training of the weights; empty if weft did not train them.
     family: the family that a folder was read as, if it differs from that of its config.
     """
 

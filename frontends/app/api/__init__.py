@@ -1,4 +1,4 @@
-"""Functions that `import weft` offers: load, compile, run, verify, evaluate, heal, inspect, draw, export.
+"""Functions that `import weft` offers: load, compile, run, verify, evaluate, train, inspect, draw, export.
 
 Never here: printing, parsing of arguments.
 """
