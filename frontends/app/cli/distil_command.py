@@ -23,7 +23,7 @@ UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a 
 @click.option("--against", required=True, shell_complete=complete_sources, help="The original, before the rewrite.")
 @click.option(
     "--text",
-    "texts",
+    "text",
     multiple=True,
     type=click.Path(),
     help="The training text, as of `weft train`; default: a mixture of prose, code and languages.",

@@ -34,7 +34,7 @@ def test_distil_writes_a_model_closer_to_the_original(name: str, models: Path, t
     assert best < 0.9 * before and out[-2].startswith("KL divergence from the original on held-out text")
     arguments = (models / name, tmp_path / "out", "--against", models / "run", "--text", models / "notes.txt")
     scores = json.loads(done("eval", *arguments, "--device", "cpu", "--tokens", "512", "--json").stdout)
-    assert scores["models"][2]["kl"] < 0.9 * scores["models"][1]["kl"]
+    assert scores["scores"][2]["kl"] < 0.9 * scores["scores"][1]["kl"]
     again = done("distil", models / name, *options, "--steps", "40", "--resume", tmp_path / "out", "--json").stdout
     assert json.loads(again)["best"] == pytest.approx(best, abs=1e-4)
 
