@@ -36,12 +36,7 @@ def interpret(
         if name not in inputs:
             raise WeftError(f"graph {graph.name} needs a value for input {name!r}: {value.type}")
         env[value] = widen(np.asarray(inputs[name]))
-    binding: dict[str, int] = {}
-    solved = -1
-    while solved < len(binding):  # `past + seq` gives past once seq is known, in any order of inputs
-        solved = len(binding)
-        for name, value in graph.inputs.items():
-            bind_sizes(value.type, env[value].shape, binding, name)
+    binding = bind_inputs(graph, {name: env[value].shape for name, value in graph.inputs.items()})
     # Later nodes overwrite earlier ones. Outputs count as uses: one without readers is dropped by its own node.
     last_use: dict[Value, Node] = {
         v: node for node in graph.nodes for v in (*node.outputs, *node.inputs) if v is not None
@@ -92,6 +87,17 @@ def widen(array: Array) -> Array:
     if np.issubdtype(array.dtype, np.integer):
         return array.astype(np.int64, copy=False)
     return array.astype(np.float64, copy=False)
+
+
+def bind_inputs(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return the symbolic sizes that the `shapes` of the inputs determine; raise WeftError if one does not fit."""
+    binding: dict[str, int] = {}
+    solved = -1
+    while solved < len(binding):  # `past + seq` gives past once seq is known, in any order of inputs
+        solved = len(binding)
+        for name, value in graph.inputs.items():
+            bind_sizes(value.type, shapes[name], binding, name)
+    return binding
 
 
 def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:

@@ -120,6 +120,7 @@ _PUBLIC = {
         "uniform",
     ),
     "weft.frontends": ("load_source",),
+    "weft.frontends.app.api.bisect.bisection": ("bisect",),
     "weft.frontends.app.api.compile": ("compile",),
     "weft.frontends.app.api.verify.evaluation": ("evaluate",),
     "weft.frontends.app.api.export": ("export",),
@@ -141,7 +142,7 @@ _HOME = {name: home for home, names in _PUBLIC.items() for name in names}
 _FOLDERS = ("backends", "frontends", "ir", "passes")
 
 # Not imported by `from weft import *`: they would replace a builtin, or a module that the importer may have imported.
-_SHADOWING = ("compile", "inspect", "torch", "trace")
+_SHADOWING = ("bisect", "compile", "inspect", "torch", "trace")
 
 __all__ = ["__version__", *(name for name in _HOME if name not in _SHADOWING)]
 

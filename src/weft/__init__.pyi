@@ -119,6 +119,9 @@ from weft.frontends.dsl import (
 from weft.frontends import (
     load_source as load_source,
 )
+from weft.frontends.app.api.bisect.bisection import (
+    bisect as bisect,
+)
 from weft.frontends.app.api.compile import (
     compile as compile,
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from ...alignment.layer_alignment import find_layer, match_layers
 from ..model.marks import CHANGED, KEPT, NEW, REMOVED, SIGNS, Change, Mark
 from ..model.network import Network, Vertex
 from .changes import QUOTED, Recipe, find_changes, strip_tensor_names, summarize_changes
-from .layer_alignment import find_layer_scope, match_layers
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,17 @@ def compare_networks(before: Network, after: Network) -> Comparison:
         old_marks[name] = new_marks[name] = _mark_input_output(starts.get(name), ends.get(name), names)
     silent = {name: replace(mark, words=()) for name, mark in old_marks.items()}  # words describe only the new side
     return Comparison(_add_marks(before, silent, REMOVED), _add_marks(after, new_marks, NEW), pairs)
+
+
+def mark_place(before: Network, after: Network, names: Collection[str], text: str) -> Comparison:
+    """Return both networks with the mark "changed" and `text` on the operations that compute a value of `names`."""
+    mark = Mark(CHANGED, (text,), (Change("first difference", "", text),))
+
+    def add(network: Network) -> Network:
+        marks = dict.fromkeys(_list_inputs_outputs(network), Mark())
+        return _add_marks(network, marks | {v.name: mark for v in network.vertices if {*v.makes} & {*names}}, KEPT)
+
+    return Comparison(add(before), add(after), {})
 
 
 def _add_marks(network: Network, marks: Mapping[str, Mark], default: str) -> Network:
@@ -106,7 +118,7 @@ class _NetworkMatcher:
 
     def __init__(self, before: Network, after: Network) -> None:
         self.before, self.after = before, after
-        self.layers = match_layers(before, after)
+        self.layers = match_layers(_count_by_layer(before), _count_by_layer(after))
         self.matches: dict[str, str] = {}
         self.matched: set[str] = set()
 
@@ -144,11 +156,22 @@ class _NetworkMatcher:
 
     def translate_name(self, name: str, scope: str) -> str:
         """Return `name` with the layer of `scope` named as in `after`; "" if that was removed, `name` without one."""
-        layer = find_layer_scope(scope)
+        layer = find_layer(scope)
         other = self.layers.get(layer, layer)
         if not layer or not name.startswith(layer):
             return name
         return other and other + name.removeprefix(layer)
+
+
+def _count_by_layer(network: Network) -> dict[str, Counter[str]]:
+    """Count the operations of each layer: by name and operator, and again with attributes, types and weights."""
+    layers: dict[str, Counter[str]] = {}
+    for v in network.vertices:
+        if layer := find_layer(v.scope):
+            local = f"{v.name.removeprefix(layer)} {v.op}"
+            weights = [(w.shape, w.dtype, w.recipe) for w in v.weights]
+            layers.setdefault(layer, Counter()).update((local, f"{local} {dict(v.attrs)} {v.types} {weights}"))
+    return layers
 
 
 def _find_unique(network: Network, other: Network) -> list[Vertex]:

@@ -36,7 +36,7 @@ def read_onnx_network(path: Path) -> Network:
     Raises:
         WeftError: if the file cannot be read, is not a valid ONNX model, or expands to too many operations.
     """
-    model = _read_model(path)
+    model = read_model(path)
     graph, ops = model.graph, list(_list_operations(model, path))
     constants = {tensor.name: read_initializer(tensor) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
@@ -106,7 +106,7 @@ def _rename_duplicates(network: Network, used: set[str]) -> Network:
 # -- the file
 
 
-def _read_model(path: Path) -> onnx.ModelProto:
+def read_model(path: Path) -> onnx.ModelProto:
     """Return the model in the file, without external data. Raises WeftError if the file is unreadable or invalid."""
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
@@ -171,7 +171,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
                 [values.get(x, f"{stem}/{x}" if stem and x else x) for x in ends] for ends in (node.input, node.output)
             )
             scopes = read_exported_scope({p.key: p.value for p in node.metadata_props})
-            op = OnnxOperation(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _find_captured(node))
+            op = OnnxOperation(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, find_captured(node))
             function = functions.get((node.domain, node.op_type))
             nonlocal count
             # Functions that call others twice double at every level: a small file could expand to billions of nodes.
@@ -194,14 +194,14 @@ def _resolve_attributes(node: onnx.NodeProto, outer: Attributes) -> Attributes:
     return {name: a for name, a in bound.items() if a is not None}
 
 
-def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
+def find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
     """Return the names of the outer values that subgraphs in the attributes of a node read."""
     captured: dict[str, None] = {}
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
             inner_values = {v.name for v in (*graph.input, *graph.initializer)}
             for inner in graph.node:
-                operands = (*inner.input, *_find_captured(inner))
+                operands = (*inner.input, *find_captured(inner))
                 captured |= dict.fromkeys(x for x in operands if x and x not in inner_values)
                 inner_values |= {*inner.output}
             captured |= dict.fromkeys(v.name for v in graph.output if v.name not in inner_values)

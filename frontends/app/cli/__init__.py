@@ -1,4 +1,4 @@
-"""The command `weft`: compile, run, serve, eval, export, inspect, viz, gallery, opt, train, distil, verify, and lists.
+"""The command `weft`: compile, run, serve, eval, export, inspect, viz, gallery, opt, train, distil, verify, bisect, …
 
 Importing it only imports click; each command imports its needs when it runs. Never here: anything that Python callers
 also need, which is in `weft.frontends.app.api`.
@@ -12,6 +12,7 @@ import click
 
 from weft.ir.registry import import_plugin
 
+from . import bisect_command as bisecting
 from . import catalog_commands as catalog
 from . import compare_command as comparing
 from . import compile_command as compiling
@@ -80,6 +81,7 @@ def cli(ctx: click.Context) -> None:
       weft distil q4/ --against model.gguf -o run/            train a rewritten model to predict as the original
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 reference of the source
+      weft bisect model.gguf out/               find the first operation that differs, and how
       weft eval out/ --against model.gguf --text notes.txt    the loss of quality
     """
     if ctx.invoked_subcommand is None:
@@ -101,7 +103,7 @@ COMMANDS = {  # in the groups of `weft --help`
     ),
     "Train": (training.train_command, distilling.distil_command, comparing.compare_command),
     "Change": (opting.opt_command,),
-    "Trust": (verifying.verify_command,),
+    "Trust": (verifying.verify_command, bisecting.bisect_command),
     "Shell": (completion.completion_command,),
 }
 for group, commands in COMMANDS.items():

@@ -40,7 +40,8 @@ NEEDS = {  # by command and option: other options, one of which must also be giv
     "inspect": {"target": "weights", "dtype": "parts weights parallel as_json"},
 }
 EXCLUDES = {  # by command and option: other options that must not be given
-    "run": {"ids": "prompt chat", "sound": "prompt ids chat", "pairs": "pooling normalize prompt_name truncate_dim"}
+    "bisect": {"ids": "prompt"},
+    "run": {"ids": "prompt chat", "sound": "prompt ids chat", "pairs": "pooling normalize prompt_name truncate_dim"},
 }
 
 

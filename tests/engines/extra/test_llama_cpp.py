@@ -1,4 +1,4 @@
-"""llama.cpp runs what weft exports of a folder as GGUF, and writes the text that weft writes."""
+"""llama.cpp runs what weft exports of a folder as GGUF: it has the probabilities of weft, and writes the same text."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def check(folder: Path, out: Path) -> None:
     server = xllamacpp.Server(params)
     weft.compile(folder, out / "onnx")
     ours = weft.load(out / "onnx")
+    assert not weft.bisect(folder, f"llama.cpp:{out / 'model.gguf'}").differs
     for prompt in PROMPTS:
         request = {"prompt": prompt, "temperature": 0, "max_tokens": NEW, "cache_prompt": False}
         theirs = server.handle_completions(request)["choices"][0]["text"]

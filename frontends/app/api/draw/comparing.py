@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.backends.viz.compare.networks import compare_networks
+from weft.backends.viz.compare.networks import compare_networks, mark_place
 from weft.backends.viz.model.network import Network, build_network
 from weft.backends.viz.model.totals import compute_totals
 from weft.backends.viz.web import diff
@@ -36,16 +37,23 @@ class ComparisonDrawing(Drawing):
 
 
 def draw_difference(
-    source: Any, other: Any, look: PictureOptions | None = None, *, trust: bool = False
+    source: Any,
+    other: Any,
+    look: PictureOptions | None = None,
+    *,
+    trust: bool = False,
+    place: tuple[Collection[str], str] | None = None,
 ) -> ComparisonDrawing:
-    """Return the drawing of `source` (before) compared with `other` (after). `look` None: default options.
+    """Return the drawing of `source` (before) compared with `other` (after). `look` None: default options. `place`:
+    mark only the operations that compute one of these values, with this text.
 
     Raise WeftError if one of them cannot be read, or would run code without `trust`.
     """
     models = [load_model(s) for s in (source, other)]
     networks = [read_network(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
     tokens = min((choose_tokens(m.graph) for m in models if m is not None), default=DEFAULT_TOKENS)
-    comparison = compare_networks(*networks)
+    first, second = networks
+    comparison = compare_networks(first, second) if place is None else mark_place(first, second, *place)
     before, after = (compute_totals(n, tokens) for n in networks)
     data = {"kinds": diff.list_signs(), "difference": diff.convert_totals(comparison, before, after)}
     sheet = diff.build_sheet(comparison, before, after)
@@ -76,4 +84,4 @@ class PipelineGraphs:
 def check_html_suffix(out: Path) -> None:
     """Raise WeftError if the name of `out` does not end in .html."""
     if out.suffix != PAGE:
-        raise WeftError(f"the passes are drawn as a page: name a file that ends in {PAGE}, not {out.name}")
+        raise WeftError(f"pictures of several graphs are pages: name a file that ends in {PAGE}, not {out.name}")

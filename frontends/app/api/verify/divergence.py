@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.backends.alignment.layer_alignment import align_sequences
 from weft.backends.runtime.core.batch_context import BatchContext
 from weft.backends.runtime.core.decoder import CachedDecoder
 from weft.backends.runtime.core.generation import Generator
@@ -20,7 +21,7 @@ from weft.ir.recipes.readers import Array
 from weft.passes.runner import Progress
 
 from .error_bounds import compute_log_softmax
-from .internals import make_inputs, open_internals
+from .internals import make_inputs, open_internals, to_array
 
 _MAX_LOGITS = 1 << 22  # logits of a chunk: tokens × vocabulary
 _BATCH = 32  # lines per batch of an encoder
@@ -117,8 +118,8 @@ def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int
 def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequence[int]) -> list[dict[str, float]]:
     """Return for each model layer → ‖x − x₀‖ / ‖x₀‖ (Frobenius), with x the model's residual stream after the layer.
 
-    x₀ is the first model's stream. If the number of layers differs, only the last layer is compared, under the first
-    model's name; streams of another shape are left out.
+    x₀ is the first model's stream. If the number of layers differs, layers are aligned in order by their distances, and
+    have the first model's names; streams of another shape are left out.
 
     Raises:
         WeftError: for a PyTorch folder, whose layer outputs are not available.
@@ -128,10 +129,15 @@ def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequen
     for model in models:
         actual = _compute_streams(model, ids)
         expected = expected or actual
+        rows = [
+            [_compute_distance(x, y) if x.shape == y.shape else np.inf for x in actual.values()]
+            for y in expected.values()
+        ]
+        pairs = [(i, i) for i in range(len(rows))]
         if len(actual) != len(expected):
-            actual = dict(zip([*expected][-1:], [*actual.values()][-1:], strict=False))
-        shared = {layer: x for layer, x in actual.items() if layer in expected and x.shape == expected[layer].shape}
-        distances.append({layer: _compute_distance(x, expected[layer]) for layer, x in shared.items()})
+            pairs = align_sequences([[1 / (1 + distance) for distance in row] for row in rows])
+        names = list(expected)
+        distances.append({names[i]: rows[i][j] for i, j in pairs if rows[i][j] < np.inf})
     return distances
 
 
@@ -142,7 +148,10 @@ def _compute_streams(model: Generator | EncoderModel, ids: Sequence[int]) -> dic
     internals = graphs[-1]
     names = dict.fromkeys(name for parts in internals.streams.values() for name in parts)
     values = internals.run(make_inputs(internals.inputs, ids), names)
-    streams = {layer: [values[name].astype(np.float64) for name in parts] for layer, parts in internals.streams.items()}
+    streams = {
+        layer: [to_array(values[name]).astype(np.float64) for name in parts]
+        for layer, parts in internals.streams.items()
+    }
     return {layer: sum(parts[1:], parts[0]) for layer, parts in streams.items()}
 
 

@@ -31,11 +31,6 @@ def compute_tolerance(dtype: str, layers: int, reduction: int, rounded: bool = F
     return 4 * math.sqrt(2 * max(layers, 1)) * error
 
 
-def compute_relative_error(actual: Array, expected: Array) -> float:
-    """Return max |actual − expected| / max |expected|."""
-    return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), np.finfo(np.float64).tiny))
-
-
 def compute_divergences(expected: Array, actual: Array) -> Array:
     """Return KL(softmax(expected) ‖ softmax(actual)) over the last axis, in nats."""
     p, q = compute_log_softmax(expected), compute_log_softmax(actual)

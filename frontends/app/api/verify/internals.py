@@ -5,7 +5,8 @@ Compiled values have the names of their IR values, so they can be compared with 
 
 from __future__ import annotations
 
-import re
+import ctypes
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -13,34 +14,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper
 
-from weft.backends.runtime.ort.session import Session, convert_ort_errors, import_onnxruntime, read_default_threads
+from weft.backends.alignment import layer_alignment
+from weft.backends.runtime.ort.session import CPU, Session, convert_ort_errors, import_onnxruntime, read_default_threads
+from weft.backends.viz.onnx_files.onnx_network import read_model
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 
 if TYPE_CHECKING:
-    import onnx
-
     from weft.backends.runtime.core.generation import Generator
     from weft.backends.runtime.ort.ort_encoder import EncoderModel
 
-_LAYER = re.compile(r"(.*?\.\d+)\.")
 _PAST, _CACHES = "past_", {"past_key_values": "present", "past_index": "present_index"}
 
 
 class Internals:
-    """The graph of the model in `file`, without its weights; it runs on the device of `session`."""
+    """The graph of the model in `file`, without its weights; it runs on the device of `session` (None: the CPU).
+    `head_dim`: the last size of its caches, if the file does not state it."""
 
-    def __init__(self, file: Path, session: Session) -> None:
-        import onnx
-
-        self.folder, self.session = file.parent, session
-        self.proto: onnx.ModelProto = onnx.load(file, load_external_data=False)
+    def __init__(self, file: Path, session: Session | None = None, head_dim: int | None = None) -> None:
+        self.folder, self.session, self.head_dim = file.parent, session, head_dim or 0
+        self.device = "cpu" if session is None else session.device
+        self.proto = read_model(file)
 
     @property
     def inputs(self) -> list[str]:
         """Return the names of the inputs that a caller provides: all except caches and states."""
-        return [i.name for i in self.session.ort.get_inputs() if not i.name.startswith(_PAST)]
+        weights = {tensor.name for tensor in self.proto.graph.initializer}
+        names = [value.name for value in self.proto.graph.input if value.name not in weights]
+        return [name for name in names if not name.startswith(_PAST)]
 
     @cached_property
     def names(self) -> list[str]:
@@ -77,61 +81,46 @@ class Internals:
         """Return an estimate of the longest sum in a matrix product: the largest of all matrices' smaller sides."""
         return max((min(t.dims) for t in self.proto.graph.initializer if len(t.dims) == 2), default=1)
 
-    def run(self, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Array]:
-        """Return the values `names` in float32, keyed by name, for `inputs` (integers, or results of `run_outputs`).
+    def run(self, inputs: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return the values `names` as ONNX Runtime values on the CPU, by name, for `inputs` (arrays, or results of
+        earlier runs). Without `names`: all inputs, and all values that nodes compute except updated caches.
 
-        Caches start empty, with room for the input. Raise WeftError with ONNX Runtime's message if it fails.
+        Caches start empty, with room for the input. Nodes run as in the file: ONNX Runtime only folds constants. Raise
+        WeftError with its message if it fails.
         """
-        outputs = {name: f"weft.watched.{i}" for i, name in enumerate(names)}
-        if not outputs:
-            return {}
-        with convert_ort_errors(str(self.folder)):
-            session = self._extend_session(outputs)
-            binding = session.io_binding()
-            # The binding stores addresses only: `owners` keeps the memory alive until the run is over.
-            owners = [self._bind_cache(binding, value, inputs) for value in self.proto.graph.input]
-            for name in self.inputs:
-                if isinstance(inputs[name], np.ndarray):
-                    binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
-                else:
-                    binding.bind_ortvalue_input(name, inputs[name])
-            for output in outputs.values():
-                binding.bind_output(output, "cpu")
-            session.run_with_iobinding(binding)
-            # In the order of binding: caches first, then the watched values.
-            values = binding.get_outputs()[-len(outputs) :]
-            del owners
-        return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
-
-    def run_outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Return a cacheless model's outputs as ONNX Runtime values, keyed by name; raise WeftError if it fails."""
-        session = self.session.ort
-        with convert_ort_errors(str(self.folder)):
-            binding = session.io_binding()
-            for name in self.inputs:
-                binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
-            names = [value.name for value in session.get_outputs()]
-            for name in names:
-                binding.bind_output(name, self.session.device)
-            session.run_with_iobinding(binding)
-            return dict(zip(names, binding.get_outputs(), strict=True))
-
-    def _extend_session(self, outputs: Mapping[str, str]) -> Any:
-        """Return a session that also outputs values of the graph, cast to f32; `outputs` maps them to output names."""
-        import onnx
-        from onnx import TensorProto, helper
-
-        extended = onnx.ModelProto()
+        ort, extended = import_onnxruntime(), onnx.ModelProto()
         extended.CopyFrom(self.proto)
-        for name, output in outputs.items():
-            extended.graph.node.append(helper.make_node("Cast", [name], [output], to=TensorProto.FLOAT))
-            extended.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
-        ort = import_onnxruntime()
+        pasts = [n.partition(".") for n in (value.name for value in self.proto.graph.input) if n.startswith(_PAST)]
+        updated = {f"{_CACHES[past]}.{rest}" for past, _, rest in pasts if past in _CACHES}
+        wanted = [name for name in (self.names if names is None else names) if name not in updated]
+        if not wanted:
+            return {}
+        declared = {value.name for value in self.proto.graph.output}
+        extended.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in declared)
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, read_default_threads()
+        # Without folded constants, MatMulNBits of 8-bit activations returns zeros.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
-        providers = self.session.ort.get_providers()
-        return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
+        providers = [CPU] if self.session is None else self.session.ort.get_providers()
+        feeds = {name: inputs[name] for name in self.inputs}
+        for name, x in feeds.items():
+            if isinstance(x, np.ndarray):
+                feeds[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(x, np.int64))
+        with convert_ort_errors(str(self.folder)):
+            session = ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
+            binding = session.io_binding()
+            # The binding stores addresses only: `caches` keeps the memory alive until the run is over.
+            caches = {value.name: self._bind_cache(binding, value, inputs) for value in self.proto.graph.input}
+            empty = {n: ort.OrtValue.ortvalue_from_numpy(c.numpy().copy()) for n, c in caches.items() if c is not None}
+            for name, value in feeds.items():
+                binding.bind_ortvalue_input(name, value)
+            for name in wanted:
+                binding.bind_output(name, "cpu")
+            session.run_with_iobinding(binding)
+            # In the order of binding: caches first, then the wanted values.
+            results = dict(zip(wanted, binding.get_outputs()[-len(wanted) :], strict=True))
+        return results if names is not None else {**feeds, **empty, **results}
 
     def _bind_cache(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
         """Bind an empty cache (past and present) or state (past) for the input `value`.
@@ -140,8 +129,6 @@ class Internals:
         """
         if not value.name.startswith(_PAST):
             return None
-        from onnx import TensorProto, helper
-
         from weft.backends.onnx.onnx_emitter import OPTIMUM_SIZES
 
         ids, kind = inputs["input_ids"].shape, value.type.tensor_type
@@ -150,14 +137,15 @@ class Internals:
         sizes = [d.dim_value for d in kind.shape.dim]
         appends = cache and kind.shape.dim[2].dim_param == str(OPTIMUM_SIZES["past"])
         slots = 0 if appends else ids[1]
-        shape = (sizes[0] or ids[0], *sizes[1:2], *((n or slots) if cache else n for n in sizes[2:3]), *sizes[3:])
+        shape = [sizes[0] or ids[0], *sizes[1:2], *((n or slots) if cache else n for n in sizes[2:3]), *sizes[3:]]
+        shape[-1] = shape[-1] or self.head_dim  # a symbol in models of onnxruntime-genai's builder
         number = kind.elem_type
         # numpy has no bfloat16; zeros have the same bits in both.
         dtype = np.uint16 if number == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(number)
-        memory = import_onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
-        binding.bind_input(value.name, self.session.device, 0, number, shape, memory.data_ptr())
+        memory = import_onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.device, 0)
+        binding.bind_input(value.name, self.device, 0, number, shape, memory.data_ptr())
         if cache and not appends:
-            binding.bind_output(f"{cache}.{rest}", self.session.device, 0, number, shape, memory.data_ptr())
+            binding.bind_output(f"{cache}.{rest}", self.device, 0, number, shape, memory.data_ptr())
         return memory
 
 
@@ -208,5 +196,12 @@ def measure_depth(runnable: Generator | EncoderModel) -> tuple[int, int]:
 
 def find_layer(name: str) -> str:
     """Return the layer that a value belongs to ("layers.3" of "layers.3.attn.q"), "" outside of layers."""
-    match = _LAYER.match(name)
-    return match[1] if match else ""
+    return layer_alignment.find_layer(name.rpartition(".")[0])
+
+
+def to_array(value: Any) -> Array:
+    """Return an ONNX Runtime value on the CPU as an array; bf16, which numpy does not have, becomes f32."""
+    if value.data_type() != "tensor(bfloat16)":
+        return np.array(value.numpy())  # a copy: the memory is that of the value
+    bits = (ctypes.c_uint16 * math.prod(value.shape())).from_address(value.data_ptr())
+    return (np.array(bits, np.uint32) << 16).view(np.float32).reshape(value.shape())

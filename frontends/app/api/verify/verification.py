@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.backends.alignment.traces import compute_error
 from weft.backends.runtime import load
 from weft.backends.runtime.compiled_folder import MANIFEST, read_manifest
 from weft.backends.runtime.core.generation import Generator
@@ -32,9 +33,10 @@ from weft.passes.runner import Progress
 from ....model import Model
 from ..rewrite import rewrite
 from ..source.recorded import load_recorded_source
-from .error_bounds import compute_divergences, compute_relative_error, compute_tolerance
-from .internals import Internals, find_layer, make_inputs, measure_depth, open_internals
+from .error_bounds import compute_divergences, compute_tolerance
+from .internals import Internals, find_layer, make_inputs, measure_depth, open_internals, to_array
 from .stored import WeightCheck, check_weights, has_quantization
+from .transformers_reference import load_transformers
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 MAX_WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
@@ -177,7 +179,7 @@ def verify_folder(
         dtype=f"{dtype}, activations rounded to {rounded}" if rounded else dtype,
         positions=len(positions),
         max_absolute=float(np.abs(actual - expected).max()),
-        max_relative=float(np.max([compute_relative_error(actual, expected), *outputs.values()])),
+        max_relative=float(np.max([compute_error(actual, expected), *outputs.values()])),
         tolerance=tolerance,
         argmax_agreement=float((actual.argmax(-1) == expected.argmax(-1)).mean()) if not encoder else None,
         kl_mean=None if kl is None else float(kl.mean()),
@@ -197,7 +199,7 @@ def _compare_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array])
         shape, reference = list(actual[name].shape), list(expected[name].shape)
         if shape != reference:
             raise WeftError(f"the output {name} has the shape {shape}, but {reference} in the reference")
-        errors[name] = compute_relative_error(actual[name], expected[name])
+        errors[name] = compute_error(actual[name], expected[name])
     return errors
 
 
@@ -295,35 +297,16 @@ def _run_transformers(
     folder: Path, sequence: _Tokens, encoder: bool, graphs: Sequence[Internals], task: str | None
 ) -> _Reference:
     """Return transformers' outputs of all tokens, in float32 on the CPU; with a `task`, by the config's first class."""
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise WeftError(f"--against needs transformers and torch ({error}): install weft[hf,torch]") from error
-    if not (folder / "config.json").is_file():
-        raise WeftError(f"{folder} has no config.json, so it is not a Hugging Face folder")
-    quiet: Any = transformers.utils.logging  # partly typed
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
-    kind: Any = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
-    local = {"local_files_only": True, "trust_remote_code": False}
+    kind = "AutoModel" if encoder else "AutoModelForCausalLM"
+    net = load_transformers(folder, "AutoModelForSeq2SeqLM" if sequence.source else kind, "--against", task is not None)
+    import torch
+
     arguments = {"input_ids": torch.tensor([sequence.ids])}
     if sequence.source:
-        kind = transformers.AutoModelForSeq2SeqLM
         arguments = {"input_ids": torch.tensor([sequence.source]), "decoder_input_ids": torch.tensor([sequence.ids])}
-    try:
-        config: Any = transformers.AutoConfig.from_pretrained(folder, **local)
-        if task is not None:
-            kind = getattr(transformers, config.architectures[0], kind)
-        if quantized := getattr(config, "quantization_config", None):
-            quantized["dequantize"] = True  # as in the import
-        options = {"config": config, "dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
-        net = kind.from_pretrained(folder, **options, **local)
-    except (ImportError, OSError, ValueError, KeyError) as error:
-        raise WeftError(f"transformers cannot load {folder}: {error}") from error
     if task == "multiple-choice":  # one choice
         arguments = {name: ids[:, None] for name, ids in arguments.items()}
-    forward = getattr(net.eval(), "get_text_features", net)  # the text encoder of a pair
+    forward = getattr(net, "get_text_features", net)  # the text encoder of a pair
     with torch.no_grad():
         outputs = forward(**arguments, output_hidden_states=True)
         base = outputs if task is None else net.base_model(torch.tensor([sequence.ids]), output_hidden_states=True)
@@ -350,28 +333,21 @@ def _compare_layers(
 ) -> tuple[dict[str, float], Divergence | None]:
     """Return relative errors of layer outputs, keyed by layer, and the first divergence (None within `tolerance`)."""
     layers: dict[str, float] = {}
-    encoder_outputs: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for graph in graphs:
-        last = graph is graphs[-1]
-        names = [name for name in graph.inputs if name not in encoder_outputs]
-        inputs = make_inputs(names, sequence.ids[: sequence.watched], sequence.source) | encoder_outputs
-        expected = {name: array[:, : sequence.watched if last else None] for name, array in inside.items()}
-        shared = {layer: name for layer, name in graph.boundaries.items() if name in expected}
-        errors = _compute_relative_errors(graph.run(inputs, shared.values()), expected)
-        layers |= {layer: errors[name] for layer, name in shared.items() if name in errors}
+        length = sequence.watched if graph is graphs[-1] else None
+        names = [name for name in graph.inputs if name not in values]
+        inputs = make_inputs(names, sequence.ids[: sequence.watched], sequence.source) | values
+        expected = {name: array[:, :length] for name, array in inside.items()}
+        shared = [name for name in graph.names if name in expected]
+        values = graph.run(inputs, [*shared, *(o.name for o in graph.proto.graph.output if graph is not graphs[-1])])
+        arrays = {name: to_array(values[name]) for name in shared}
+        errors = {n: compute_error(x, expected[n]) for n, x in arrays.items() if x.shape == expected[n].shape}
+        layers |= {layer: errors[name] for layer, name in graph.boundaries.items() if name in errors}
         # Not `error > tolerance`: a NaN also counts as a divergence.
         first = next((layer for layer, error in layers.items() if not error <= tolerance), None)
         if first is not None:
-            names = [name for name in graph.names if find_layer(name) == first and name in expected]
-            within = _compute_relative_errors(graph.run(inputs, names), expected)
-            value = next((name for name, error in within.items() if not error <= tolerance), None)
-            return layers, Divergence(first, layers[first], value, None if value is None else within[value])
-        encoder_outputs = {} if last else graph.run_outputs(inputs)
+            wrong = (n for n, error in errors.items() if find_layer(n) == first and not error <= tolerance)
+            value = next(wrong, None)
+            return layers, Divergence(first, layers[first], value, errors.get(value or ""))
     return layers, None
-
-
-def _compute_relative_errors(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
-    """Return the relative error of each value, keyed by name, without values of another shape than the reference."""
-    return {
-        name: compute_relative_error(a, expected[name]) for name, a in actual.items() if a.shape == expected[name].shape
-    }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.backends.viz.compare.networks import Comparison, compare_networks
+from weft.backends.viz.compare.networks import Comparison, compare_networks, mark_place
 from weft.backends.viz.model.marks import CHANGED, KEPT, NEW, REMOVED
 from weft.backends.viz.model.network import build_network
 from weft.backends.viz.model.outline import build_outline
@@ -155,3 +155,32 @@ def test_tensor_names_are_compared_only_if_checkpoints_share_some() -> None:
     )
     before, after = (build_network(parse(two.format(key, "a"))) for key in ("", "model."))
     assert compare_networks(before, after).counts[CHANGED] == 1
+
+
+def test_layers_after_a_pruned_layer_correspond() -> None:
+    """The layers behind one that is pruned have other numbers, and are what they were."""
+    model = model_of("smollm2-135m").graph
+    found = compare_networks(build_network(model), build_network(run_passes(model, "prune-layers{layers=[5]}")))
+    assert {name.split(".")[1] for name in marked(found.before, REMOVED)} == {"5"}
+    assert found.pairs["layers.6.attn.q"] == "layers.5.attn.q"
+    assert found.pairs["layers.4.attn.q"] == "layers.4.attn.q"
+    readers = {v.name for v in found.after.vertices if v.mark and v.mark.sign == CHANGED}
+    assert readers == {"layers.5.attn_norm", "layers.5.attn_residual"} and not marked(found.after, NEW)
+
+
+def test_layers_of_different_models_correspond_by_position() -> None:
+    small, large = (network_of(name) for name in ("smollm2-135m", "deepseek-v3"))
+    found = compare_networks(small, large)
+    assert all(a.split(".")[:2] == b.split(".")[:2] for a, b in found.pairs.items() if a.startswith("layers."))
+    assert {a.split(".")[1] for a in found.pairs if a.startswith("layers.")} == {str(i) for i in range(30)}
+    alone = {name for name in marked(found.after, NEW) if int(name.split(".")[1]) >= 30}
+    assert len(alone) == sum(v.scope.startswith("layers.") and int(v.scope.split(".")[1]) >= 30 for v in large.vertices)
+
+
+def test_a_place_is_marked_in_both_networks_and_nowhere_else() -> None:
+    before, after = network_of("smollm2-135m"), build_network(run_passes(model_of("smollm2-135m").graph, "pack-qkv"))
+    found = mark_place(before, after, {"layers.3.attn.attention"}, "window")
+    for network in (found.before, found.after):
+        assert marked(network, CHANGED) == {"layers.3.attn.attention"}
+        assert not marked(network, NEW) and not marked(network, REMOVED)
+    assert found.counts[CHANGED] == 1

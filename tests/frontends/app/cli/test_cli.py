@@ -28,7 +28,7 @@ def test_help_groups_the_commands() -> None:
     assert listed.pop("Options") == ["--version", "--import", "-h,"]
     assert list(listed) == ["Build", "Run", "Look", "Change", "Trust", "Shell"]
     assert [name for names in listed.values() for name in names] == list(cli.commands)
-    assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify"]
+    assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify", "bisect"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,241 @@
+"""Hypotheses on a difference, tested by running the operations of one model again with one thing changed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.backends.alignment.traces import Operation, ValueTrace, arrange, compute_error
+from weft.ir.ops.activation import ACTIVATIONS
+from weft.ir.recipes.readers import Array
+from weft.ir.schema.visible_keys import PATTERNS
+
+from .symptoms import list_roundings, permute_heads
+
+CHOICES = (tuple(ACTIVATIONS), ("none", "tanh", "sigmoid"), ("softmax", "sigmoid"), ("rms", "layer"), PATTERNS)
+FLAGS, COUNTS = ("interleaved", "causal", "unidirectional", "normalize"), ("k", "stride", "summary", "keep_first")
+OPTIONAL = ("scale", "cap", "limit")  # words in the names of float attributes that may be None
+EPS = [10.0**-n for n in range(3, 13)]
+THETAS = (1e3, 1e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)
+SMALL = 64  # largest axis that is reversed
+RECENT = 40  # values of the same shape before an operation, which it might read by mistake
+
+
+@dataclass(frozen=True)
+class TrialChange:
+    """A change of `operations`: other `attrs`, other `arrays` for names that they read, or a `result` without running.
+
+    `kind` has one or two words. `culprit`: the operation at fault, if it is not the one that changes.
+    """
+
+    kind: str
+    text: str
+    operations: tuple[Operation, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    result: Array | None = None
+    culprit: Operation | None = None
+
+
+class Cause(NamedTuple):
+    """A change of `operation` with which both models agree up to `error`."""
+
+    operation: Operation
+    kind: str
+    text: str
+    error: float
+
+
+@dataclass
+class Region:
+    """The operations of a trace from values that agree with another trace to the value `target`, which is `expected`
+    there."""
+
+    trace: ValueTrace
+    operations: Sequence[Operation]
+    target: str
+    expected: Array
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Return the numbers of heads in the model, and the widths of heads in this region."""
+        heads = {v for op in self.trace.operations for k, v in op.attrs.items() if "heads" in k and isinstance(v, int)}
+        width = self.trace.values[self.target].shape[-1]
+        return sorted({n for h in heads if h and width % h == 0 for n in (h, width // h)} - {1})
+
+    @cached_property
+    def makers(self) -> dict[str, Operation]:
+        """Return the operation of this region that computes each value."""
+        return {x: op for op in self.operations for x in op.makes if x}
+
+    @np.errstate(all="ignore")
+    def compute_error(self, change: TrialChange) -> float:
+        """Return the largest relative error of a row of the target after `change`; infinite if it cannot run."""
+        env: dict[str, Array] = {}
+        for op in self.operations:
+            if (is_changed := op in change.operations) or any(x in env for x in op.reads):
+                arrays = {**env, **change.arrays} if is_changed else env
+                operands = [arrays[x] if x in arrays else self.trace.load(x) for x in op.reads]
+                try:
+                    results = op.run(operands, {**op.attrs, **change.attrs} if is_changed else op.attrs)
+                except Exception:  # an operation may refuse operands or attributes that it was not built for
+                    return math.inf
+                results = [change.result] if is_changed and change.result is not None else results
+                env |= {name: x for name, x in zip(op.makes, results, strict=False) if name}
+        actual = env.get(self.target, np.empty(0))
+        pair = arrange(actual, self.expected) if actual.size == self.trace.values[self.target].size else None
+        error = math.inf if pair is None else compute_error(*pair, by_row=True)
+        return math.inf if math.isnan(error) else error
+
+    @np.errstate(all="ignore")
+    def find_cause(self, tolerance: float, deadline: float, other: Region) -> Cause | None:
+        """Return the change that makes the target agree; of several, that with the smallest error, the first if near.
+
+        Attributes may have the values of attributes in the region `other`, of the other model. No hypothesis is tested
+        after the `deadline`, in seconds of `time.monotonic`.
+        """
+        best: Cause | None = None
+        candidates = sorted({v for op in other.operations for v in op.attrs.values() if isinstance(v, float)})
+        floats = {name for name, x in self.trace.values.items() if x.dtype.kind == "f"}
+        operations = [op for op in reversed(self.operations) if not floats.isdisjoint(op.makes)]
+        for group, op in itertools.product(range(5), operations):
+            if best is not None and op is operations[0]:
+                break  # cheaper changes explain it
+            for change in self._list_hypotheses(group, op, candidates):
+                error = self.compute_error(change)
+                if error <= tolerance and (best is None or 4 * error < best.error):
+                    best = Cause(change.culprit or op, change.kind, change.text, error)
+                if time.monotonic() > deadline:
+                    return best
+        return best
+
+    def _list_hypotheses(self, group: int, op: Operation, candidates: list[float]) -> Iterator[TrialChange]:
+        """Return the hypotheses on `op` of a group, cheap ones first."""
+        if group == 0:
+            return _list_attributes(self, op, candidates)
+        return (_list_exchanges, _list_operands, _list_constants, _list_mistaken_operands)[group - 1](self, op)
+
+
+def _list_attributes(region: Region, op: Operation, candidates: list[float]) -> Iterator[TrialChange]:
+    for name, value in op.attrs.items():
+        alike = tuple(o for o in region.operations if o.op == op.op and o.attrs.get(name) == value)
+        shape = next((region.trace.values[x].shape for x in op.makes if x in region.trace.values), ())
+        for choice in _list_alternatives(op, name, value, shape, candidates):
+            new, old = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in (choice, value))
+            for operations in {(op,): 0, alike: 0}:
+                yield TrialChange(name, f"{name} is {new} instead of {old}", operations, attrs={name: choice})
+
+
+def _list_alternatives(
+    op: Operation, name: str, value: Any, shape: tuple[int, ...], candidates: list[float]
+) -> list[Any]:
+    """Return alternatives to the `value` of an attribute of `op`, whose result has the `shape`."""
+    text = value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, bool) or (value in (0, 1) and any(word in name for word in FLAGS)):
+        return [type(value)(not value)]
+    if isinstance(text, str):
+        return [choice for group in CHOICES if text in group for choice in group if choice != text]
+    if "window" in name:
+        none = -1 if isinstance(value, int) and value < 0 else None
+        return [n for n in (none, *range(1, max(shape, default=1) + 1)) if n != value]
+    if isinstance(value, int):
+        return [value - 1, value + 1] if name in COUNTS else []
+    if not isinstance(value, float) and not (value is None and any(word in name for word in OPTIONAL)):
+        return []
+    heads = {v for k, v in op.attrs.items() if "heads" in k and isinstance(v, int) and v}
+    widths = {*heads, *shape[-1:], *(n // h for n in shape[-1:] for h in heads)} - {0, 1}
+    factors = [f for n in sorted(widths) for f in (n, 1 / n, math.sqrt(n), 1 / math.sqrt(n))]
+    usual = EPS if "eps" in name else [value * f for f in (*factors, 2.0, 0.5)] if value else factors
+    return [x for x in dict.fromkeys([*candidates, *usual, 1.0, None]) if x != value]
+
+
+def _list_exchanges(region: Region, op: Operation) -> Iterator[TrialChange]:
+    """Yield exchanges of two values or constants that `op` or an operation after it reads, in all that read them."""
+    names = dict.fromkeys(x for o in region.operations for x in o.reads if x and x not in region.makers)
+    for a, b in itertools.combinations(names, 2):
+        x, y = region.trace.load(a), region.trace.load(b)
+        readers = tuple(o for o in region.operations if a in o.reads or b in o.reads)
+        if readers[0] is op and x is not None and y is not None and _is_like(x, y):
+            yield TrialChange("exchanged operands", f"{a} and {b} are exchanged", readers, arrays={a: y, b: x})
+
+
+def _list_operands(region: Region, op: Operation) -> Iterator[TrialChange]:
+    """Yield missing, shifted and permuted operands of `op`; and leave out `op`, or an operation before it."""
+    values = region.trace.values
+    result = next(values[x] for x in op.makes if x in values)
+    for name in dict.fromkeys(op.reads):
+        x, maker = region.trace.load(name), region.makers.get(name)
+        if x is not None and x.dtype.kind == "f" and (name in values or x.ndim == 1):
+            kind = "missing operand" if name in values else "missing bias"
+            yield TrialChange(kind, f"{name} is 0", (op,), arrays={name: np.zeros_like(x)})
+        if x is None or name not in values:
+            continue
+        if _is_like(x, result):
+            yield TrialChange("missing operation", f"{op.name} is left out", (op,), result=x)
+        inputs = region.trace.find_ancestors([name], values.keys() - region.makers.keys()) - {name} if maker else set()
+        for y in (values[y] for y in values if y in inputs and _is_like(values[y], x)):
+            text = f"{maker.name if maker else ''} is left out"
+            yield TrialChange("missing operation", text, (op,), arrays={name: y}, culprit=maker)
+        if x.dtype.kind == "f":
+            yield TrialChange("sign", f"{name} is negated", (op,), arrays={name: -x})
+            for kind, text, moved in permute_heads(x, region.sizes):
+                yield TrialChange(kind, f"{text} of {name}", (op,), arrays={name: moved}, culprit=maker)
+        elif x.ndim and x.dtype.kind in "iu":
+            for by in (1, -1):
+                yield TrialChange(
+                    "offset", f"{name} is shifted by {by:+d}", (op,), arrays={name: np.maximum(x + by, 0)}
+                )
+            for text, at in (("first", 0), ("last", x.shape[-1] - 1)):
+                masked = np.where(np.arange(x.shape[-1]) == at, 0, x).astype(x.dtype)
+                yield TrialChange("mask", f"the {text} element of {name} is 0", (op,), arrays={name: masked})
+
+
+def _list_constants(region: Region, op: Operation) -> Iterator[TrialChange]:
+    for name in dict.fromkeys(x for x in op.reads if x in region.trace.constants):
+        w, readers = region.trace.load(name), tuple(o for o in region.operations if name in o.reads)
+        if w is not None and w.dtype.kind == "f":
+            for kind, text, variant in _list_variants(region, name, w):
+                yield TrialChange(kind, f"{name} is {text}", readers, arrays={name: variant.astype(w.dtype)})
+
+
+def _list_variants(region: Region, name: str, w: Array) -> Iterator[tuple[str, str, Array]]:
+    """Yield (kind, text, array) for contents that the constant `name` may have by mistake."""
+    if w.ndim == 2 and w.shape[0] == w.shape[1]:
+        yield "transposed", "transposed", w.T
+    yield from (("rounding", f"rounded to {text}", rounded) for text, rounded in list_roundings(w))
+    if w.ndim == 1:
+        yield from (("offset of 1", f"changed by {by:+d}", w + by) for by in (1, -1))
+        if w.size > 1 and w[-1] > 0 and (np.diff(w) < 0).all():  # RoPE frequencies
+            for theta in THETAS if w[0] == 1 else ():
+                yield "theta", f"of the base {theta:g}", theta ** -(np.arange(w.size) / w.size)
+            yield from (("rope scaling", f"times {2.0**k:g}", w * 2.0**k) for k in range(-6, 7) if k)
+    for axis in range(w.ndim):
+        for kind, text, moved in permute_heads(np.moveaxis(w, axis, -1), region.sizes if w.ndim == 2 else ()):
+            yield kind, f"that with {text} along axis {axis}", np.moveaxis(moved, -1, axis)
+        if 1 < w.shape[axis] <= SMALL:
+            yield "reversed", f"in reverse order along axis {axis}", np.flip(w, axis)
+            yield "shifted", f"shifted by one along axis {axis}", np.roll(w, 1, axis)
+    yield "sign", "negated", -w
+    for constant, (shape, _) in region.trace.constants.items():
+        if constant != name and shape in (w.shape, w.shape[::-1]) and (y := region.trace.load(constant)) is not None:
+            yield "other weight", f"{constant} instead", y if shape == w.shape else y.T
+
+
+def _list_mistaken_operands(region: Region, op: Operation) -> Iterator[TrialChange]:
+    values = region.trace.values
+    earlier = list(itertools.takewhile(lambda x: x not in op.makes, values))
+    for name in (x for x in op.reads if x in values and values[x].dtype.kind == "f"):
+        for mistaken in [y for y in earlier if y != name and _is_like(values[y], values[name])][-RECENT:]:
+            text = f"it reads {mistaken} instead of {name}"
+            yield TrialChange("other operand", text, (op,), arrays={name: values[mistaken]})
+
+
+def _is_like(x: Array, y: Array) -> bool:
+    return bool(x.shape == y.shape and x.dtype == y.dtype)

@@ -1,0 +1,123 @@
+"""Search for the first operation whose results differ between two traces, and for its cause."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.backends.alignment.traces import Operation, ValueTrace, arrange, compute_error
+from weft.backends.alignment.values import AlignedTrace, find_counterpart
+
+from .hypotheses import Cause, Region
+from .symptoms import VAGUE, Symptom, list_symptoms
+
+SECONDS = 6.0  # after which no further hypotheses are tested
+MARGIN = 10  # times the tolerance: a row that is smaller than its operands has lost up to a digit
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first difference of two models; pairs have an entry for each model.
+
+    values: names of the first value that differs. error: its relative error, of a row. places: the operations that
+    compute it; of the model `at` (0, 1) the operation at fault. symptoms: patterns in the difference.
+    """
+
+    values: tuple[str, str]
+    error: float
+    places: tuple[Operation, Operation]
+    at: int
+    symptoms: list[Symptom]
+    cause: Cause | None
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the cause, else of the most specific symptom, else "other"."""
+        return next((reason.kind for reason in (self.cause, *self.symptoms) if reason is not None), "other")
+
+    @property
+    def is_explained(self) -> bool:
+        """Return whether there is a cause, or a symptom that leaves no doubt."""
+        return self.cause is not None or any(symptom.kind not in VAGUE for symptom in self.symptoms)
+
+    def describe(self) -> list[str]:
+        """Return sentences on how the values differ, the cause first."""
+        cause, side = self.cause, "AB"[self.at]
+        remedy = [] if cause is None else [f"both agree (error {cause.error:.2g}) if, in {side}, {cause.text}"]
+        return [*remedy, *(symptom.text for symptom in self.symptoms)]
+
+
+def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, tolerance: float) -> FirstDifference | None:
+    """Return the first difference of two aligned traces; None if all values that correspond agree.
+
+    Hypotheses on trace `first` are tested before those on the other one. If none explains the difference of values
+    without a name in common, these may not correspond, and later ones that depend on them are tried.
+    """
+    deadline, best, e, o = time.monotonic() + SECONDS, None, traces[first], traces[1 - first]
+    suspects = e.find_suspects(), o.find_suspects()
+    for name, partner in _list_pairs(e, o, suspects, tolerance):
+        pair = (name, partner) if first == 0 else (partner, name)
+        difference = _describe(traces, first, pair, suspects[0], tolerance, deadline)
+        depends = not {*suspects[0][:1]} - e.trace.find_ancestors([name], e.classes)
+        best = difference if best is None or (difference.is_explained and depends) else best
+        if best.is_explained or name in e.partners or time.monotonic() > deadline:
+            break
+    return best
+
+
+def _list_pairs(
+    e: AlignedTrace, o: AlignedTrace, suspects: tuple[list[str], list[str]], tolerance: float
+) -> Iterator[tuple[str, str]]:
+    """Yield pairs of values that differ, in order; first one that differs in some rows only, if another follows."""
+    small: list[tuple[str, str]] = []
+    inner = ((name, find_counterpart(e, o, name, suspects)) for name in suspects[0])
+    # An output of one model may be an inner value of the other.
+    outer = ((name, o.trace.outputs.get(output)) for output, name in e.trace.outputs.items())
+    for name, partner in itertools.chain(inner, outer):
+        pair = None if partner is None else arrange(e.trace.values[name], o.trace.values[partner])
+        if partner is not None and pair is not None and not compute_error(*pair) <= tolerance:
+            yield from (*small[:1], (name, partner))
+            small = []
+        elif partner is not None and pair is not None and not compute_error(*pair, by_row=True) <= MARGIN * tolerance:
+            small.append((name, partner))
+
+
+def _describe(
+    traces: tuple[AlignedTrace, AlignedTrace],
+    at: int,
+    names: tuple[str, str],
+    suspects: list[str],
+    tolerance: float,
+    deadline: float,
+) -> FirstDifference:
+    """Return the difference of the values `names`, with a cause of trace `at`, or else of the other trace."""
+    x, y = (aligned.trace.values[name] for aligned, name in zip(traces, names, strict=True))
+    regions, agreeing = [], traces[at].classes.keys()
+    for aligned, name, expected in zip(traces, names, (y, x), strict=True):
+        inside = aligned.trace.find_ancestors([name], aligned.classes) - (aligned.classes.keys() - {name})
+        operations = [op for op in aligned.trace.operations if not inside.isdisjoint(op.makes)]
+        regions.append(Region(aligned.trace, operations, name, expected))
+    places = [next((op for op in r.operations[::-1] if not _is_view(op, r.trace)), r.operations[-1]) for r in regions]
+    # The first suspect that depends on the inputs.
+    candidates = (op for op in regions[at].operations if not {*op.makes}.isdisjoint(suspects))
+    places[at] = next((op for op in candidates if not agreeing.isdisjoint(op.reads)), places[at])
+    pair, cause = arrange(x, y), None
+    symptoms = [] if pair is None else list(list_symptoms(*pair, tolerance, regions[at].sizes))
+    error = math.inf if pair is None else compute_error(*pair, by_row=True)
+    for i in (at,) if any(s.kind not in VAGUE for s in symptoms) else (at, 1 - at):
+        if (cause := regions[i].find_cause(tolerance, deadline, regions[1 - i])) is not None:
+            at, places[i] = i, cause.operation
+            break
+    return FirstDifference(names, error, (places[0], places[1]), at, symptoms, cause)
+
+
+def _is_view(op: Operation, trace: ValueTrace) -> bool:
+    """Return whether a result of `op` has the elements of an operand."""
+    elements = {x: np.sort(trace.values[x], None) for x in (*op.reads, *op.makes) if x in trace.values}
+    pairs = [(elements[x], elements[y]) for x in op.reads for y in op.makes if x in elements and y in elements]
+    return any(np.array_equal(*pair) for pair in pairs)

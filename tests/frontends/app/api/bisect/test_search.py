@@ -1,0 +1,96 @@
+"""The search finds a hundred faults of seven architectures, and names their operators and kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft.frontends.app.api.bisect.bisection import bisect
+from weft.frontends.app.api.bisect.graph_trace import trace_graph
+from weft.frontends.app.api.verify.internals import make_inputs
+
+from .faults import MODELS, Fault, edit_onnx, inject_graph, inject_module, list_faults, write_model
+
+IDS = [82, 61, 49, 26, 57, 3, 7, 1, 17, 78, 62, 88]
+Sides = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sides]:
+    """By model: its graph, its module of transformers, its compiled folder, and the modules of the graph's values."""
+    home, found = tmp_path_factory.mktemp("models"), {}
+    for name in MODELS:
+        module = write_model(name, home / name)
+        weft.compile(home / name, home / f"{name}-onnx")
+        graph = weft.load_source(home / name).graph
+        labels = trace_graph(graph, make_inputs(graph.inputs, IDS, IDS)).labels
+        found[name] = {"graph": graph, "module": module, "onnx": home / f"{name}-onnx", "labels": labels}
+    return found
+
+
+def inject(fault: Fault, sides: Sides, out: Path) -> Any:
+    if fault.side == "onnx":
+        return edit_onnx(sides["onnx"], out, fault.inject)
+    return (inject_graph if fault.side == "graph" else inject_module)(fault, sides[fault.side])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_models_do_not_differ(name: str, sides: dict[str, Sides]) -> None:
+    graph, module, folder = (sides[name][side] for side in ("graph", "module", "onnx"))
+    for a, b in ((graph, module), (module, folder), (folder, f"optimized:{folder}")):
+        found = bisect(a, b, ids=IDS)
+        assert not found.differs and found.difference is None and 0 <= max(found.errors.values()) < found.tolerance
+
+
+def test_faults_are_found_at_their_operator(sides: dict[str, Sides], tmp_path: Path) -> None:
+    """Each fault is in one side; the other is the interpreter, ONNX Runtime or transformers, in either order."""
+    faults, missed, unnamed, other_kinds = list(list_faults()), [], [], []
+    for i, fault in enumerate(faults):
+        faulty, right = inject(fault, sides[fault.model], tmp_path / str(i)), sides[fault.model][fault.against]
+        found = bisect(*((faulty, right) if i % 2 else (right, faulty)), ids=IDS)
+        if (difference := found.difference) is None:
+            missed.append(str(fault))
+            continue
+        place = difference.places[difference.at]
+        names = {*difference.values, *place.makes, sides[fault.model]["labels"].get(place.name)}
+        if names.isdisjoint(fault.names):
+            unnamed.append(f"{fault}: {difference}")
+        elif difference.kind not in fault.kinds:
+            other_kinds.append(f"{fault}: {difference.kind}, {difference.describe()}")
+        assert found.differs
+    assert len(faults) >= 100 and missed == []
+    assert len(unnamed) <= 0.05 * len(faults), unnamed
+    assert len(unnamed + other_kinds) <= 0.1 * len(faults), unnamed + other_kinds
+
+
+def test_explanations_state_the_change(sides: dict[str, Sides]) -> None:
+    graph = sides["llama"]["graph"].clone()
+    next(n for n in graph.nodes if n.output.name == "layers.1.ffn_norm").attrs["eps"] = 0.01
+    found = bisect(graph, sides["llama"]["onnx"], ids=IDS).difference
+    assert found is not None and found.values == ("layers.1.ffn_norm", "layers.1.ffn_norm")
+    assert (
+        found.describe()[0].startswith("both agree (error ")
+        and "in A, eps is 1e-06 instead of 0.01" in found.describe()[0]
+    )
+    assert [place.op for place in found.places] == ["rms_norm", "SkipSimplifiedLayerNormalization"]
+
+
+def test_later_values_are_tried_if_the_first_have_no_common_name(sides: dict[str, Sides]) -> None:
+    """Routing weights have no counterpart in transformers; the experts after them have."""
+    graph = sides["mixtral"]["graph"].clone()
+    next(n for n in graph.nodes if n.output.name == "layers.0.ffn.moe").attrs["activation"] = "relu"
+    found = bisect(graph, sides["mixtral"]["module"], ids=IDS).difference
+    assert found is not None and found.places[0].name == "layers.0.ffn.moe" and found.kind == "activation"
+
+
+def test_differences_beyond_explanation_are_located(sides: dict[str, Sides]) -> None:
+    graph = sides["llama"]["graph"].clone()
+    name, random = "layers.1.attn.o.weight", np.random.default_rng(0).normal(size=(32, 32))
+    graph = weft.with_weights(graph, {**weft.state_dict(graph), name: __import__("torch").tensor(random)})
+    found = bisect(graph, sides["llama"]["onnx"], ids=IDS).difference
+    assert found is not None and found.cause is None and found.kind == "other"
+    assert found.places[found.at].name == "layers.1.attn.o" and found.describe() == []
