@@ -1,4 +1,4 @@
-"""The command `weft`: compile, run, serve, eval, export, inspect, viz, gallery, opt, train, distil, verify, bisect, …
+"""The command `weft`: compile, run, serve, eval, export, inspect, viz, gallery, opt, train, distil, verify, bisect.
 
 Importing it only imports click; each command imports its needs when it runs. Never here: anything that Python callers
 also need, which is in `weft.frontends.app.api`.

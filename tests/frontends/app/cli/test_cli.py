@@ -13,7 +13,7 @@ from weft.frontends.app.cli import cli
 from ...command import done, start
 
 COMMANDS = (
-    *("compile", "run", "inspect", "opt", "heal", "export", "verify", "eval"),
+    *("compile", "run", "inspect", "opt", "heal", "export", "verify", "bisect", "eval"),
     *("ops", "targets", "passes", "presets", "families", "completion"),
 )
 
