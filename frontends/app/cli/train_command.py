@@ -33,7 +33,9 @@ TEXT_OPTIONS = (
         help="bytes; bpe:8192, trained on the text; or a tokenizer.json or its folder. Default: the model's own; else "
         "a BPE of the vocabulary's size, bytes below 512.",
     ),
-    click.option("--validation", type=click.Path(), help="A held-out text; default: the last twentieth of --text."),
+    click.option(
+        "--validation", type=click.Path(), help="A held-out text; default: the last twentieth of each --text."
+    ),
 )
 SETTINGS = (  # options that are fields of TrainingSettings
     click.option("--steps", type=click.IntRange(1), help="Optimizer steps; default: 600."),
@@ -188,4 +190,5 @@ def print_state(state: RunState) -> None:
     losses = "  ".join(f"{name} {value:.4f}" for name, value in state.step.losses.items() if value)
     validation = "" if state.validation is None else f"  validation {state.validation:.4f}"
     remaining = f"  {format_duration(state.remaining)} left" if state.done < 1 else ""
-    echo(f"{state.phase} {state.number:5}  {losses}{validation}  rate {state.step.rate:.2e}{remaining}")
+    speed = f"{state.speed:,.0f} tokens/s"
+    echo(f"{state.phase} {state.number:5}  {losses}{validation}  rate {state.step.rate:.2e}  {speed}{remaining}")

@@ -40,15 +40,22 @@ _PARSERS: dict[str, Callable[[str], Any]] = {"step": int, "tokens": int, "phase"
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run after a `step` of a `phase`; `number` counts the steps of all phases. done: share of the run
-    that is done after `seconds`. validation: loss on held-out text in nats per token, None where none ran."""
+    """The state of a run after a `step` of a `phase`; `number` counts the steps of all phases, each of `tokens`. done:
+    share of the run that is done after `seconds`. validation: loss on held-out text in nats per token, None where none
+    ran."""
 
     phase: str
     number: int
+    tokens: int
     done: float
     seconds: float
     step: TrainingStep
     validation: float | None
+
+    @property
+    def speed(self) -> float:
+        """Return the tokens per second of the step."""
+        return self.tokens / self.step.seconds
 
     @property
     def remaining(self) -> float:
@@ -175,11 +182,16 @@ class Log:
             writer.writeheader()
             writer.writerows(self.rows)
 
-    def write(self, state: RunState, tokens: int) -> None:
-        """Append the row of a `state`, in which `tokens` are read per step; draw the curve where a validation ran."""
-        step = state.step
-        row = {"step": state.number, "phase": state.phase, "tokens": state.number * tokens, "seconds": state.seconds}
-        row |= {"rate": step.rate, "gradient": step.gradient, "tokens_per_second": tokens / step.seconds, **step.losses}
+    def write(self, state: RunState) -> None:
+        """Append the row of a `state`; draw the curve where a validation ran."""
+        step, row = state.step, {"step": state.number, "phase": state.phase, "tokens": state.number * state.tokens}
+        row |= {
+            "seconds": state.seconds,
+            "rate": step.rate,
+            "gradient": step.gradient,
+            "tokens_per_second": state.speed,
+        }
+        row |= step.losses
         row |= {} if state.validation is None else {"validation": state.validation}
         self.rows.append(row)
         with (self.folder.path / "log.csv").open("a", newline="") as file:

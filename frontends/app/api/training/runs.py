@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 from weft.ir.storage.contents import hash_file
@@ -43,20 +45,27 @@ class Hooks:
 def read_tokens(
     model: Model, corpora: Sequence[Corpus], held_out: Sequence[Corpus], settings: TrainingSettings, progress: Progress
 ) -> tuple[Array, Array]:
-    """Return the token ids of `corpora` and of `held_out`; without it, of the last twentieth of `corpora`.
+    """Return the token ids of `corpora` and of `held_out`; without it, of the last twentieth of each of `corpora`.
 
     Raises:
         WeftError: if a text cannot be read, or is too short for the settings' context.
     """
-    ids, context = read_sequence(model, corpora, progress), settings.context or 0
-    rest = read_sequence(model, held_out, progress)
-    if not held_out:
-        count = max(len(ids) // HELD_OUT, context) + 1
-        ids, rest = ids[:-count], ids[-count:]
-    if len(ids) < 2 * context + 1 or len(rest) <= context:
-        total = f"{len(ids):,} tokens to train on and {len(rest):,} to validate on"
+    context, training, rest = settings.context or 0, list[Array](), list[Array]()
+    for corpus in corpora:
+        ids = read_sequence(model, [corpus], progress)
+        count = 0 if held_out else len(ids) // HELD_OUT + 1
+        training.append(ids[: len(ids) - count])
+        rest.append(ids[len(ids) - count :])
+    if held_out:
+        rest = [read_sequence(model, held_out, progress)]
+    elif sum(map(len, rest)) <= context:  # a short text: the end of the last corpus, one window
+        training[-1], end = np.split(training[-1], [max(0, len(training[-1]) - context)])
+        rest.append(end)
+    ids, validation = np.concatenate(training), np.concatenate(rest)
+    if len(ids) < 2 * context + 1 or len(validation) <= context:
+        total = f"{len(ids):,} tokens to train on and {len(validation):,} to validate on"
         raise WeftError(f"the text has {total}, not enough for windows of {context}: use a longer text or --context")
-    return ids, rest
+    return ids, validation
 
 
 def begin_run(
@@ -71,7 +80,7 @@ def begin_run(
     extend: Callable[[Array], Array] = lambda ids: ids,
 ) -> None:
     """Create `folder` in the first process: the tokens of `corpora` and `held_out` (without it, of the last twentieth
-    of `corpora`), the tokenizer of `model`, and run.json with `facts` and the settings.
+    of each), the tokenizer of `model`, and run.json with `facts` and the settings.
 
     extend: returns the tokens to train on with further ones after them.
 
@@ -161,8 +170,9 @@ def run_phases(
                 save_checkpoint(trainer, folder.checkpoint, state)
             if log is not None:
                 seconds = sum(each.elapsed for each in trainers)
-                report = RunState(name, total, _measure(trainers), seconds, step, validation)
-                log.write(report, trainer.plan.batch * trainer.data.stride)
+                tokens = trainer.plan.batch * trainer.data.stride
+                report = RunState(name, total, tokens, _measure(trainers), seconds, step, validation)
+                log.write(report)
                 hooks.report(report)
     write(folder.last, state["earlier"] + trainers[-1].step)
     result = Run(folder.path, state["earlier"] + trainers[-1].step, state["before"], state["best"], state["last"])

@@ -24,7 +24,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_train_prints_the_losses_and_writes_a_source(home: Path) -> None:
     lines = done("train", "tiny.py", "--text", "notes.txt", *SHORT, "--every", "2", "-o", "run").stdout.splitlines()
-    assert re.fullmatch(r"training +2  loss \d\.\d{4}  validation .*  rate .*  \d+:\d\d left", lines[1])
+    assert re.fullmatch(
+        r"training +2  loss \d\.\d{4}  validation .*  rate .*  [\d,]+ tokens/s  \d+:\d\d left", lines[1]
+    )
     assert re.fullmatch(r"loss on held-out text, in nats per token: .* before, .* best, .* last", lines[-2])
     assert lines[-1] == "run written; try `weft run run`"
     assert "trained" in (home / "run" / "best" / "provenance.json").read_text()

@@ -15,15 +15,15 @@ from weft.ir.errors import WeftError
 
 def report(number: int, validation: float | None = None) -> RunState:
     step = TrainingStep(number, {"loss": 2.0 / number, "aux_loss": 0.5}, 1e-3, 0.7, 0.25)
-    return RunState("training", number, number / 8, 10.0 * number, step, validation)
+    return RunState("training", number, 100, number / 8, 10.0 * number, step, validation)
 
 
 def test_the_log_continues_after_the_step_of_the_checkpoint(tmp_path: Path) -> None:
     log = Log(RunFolder(tmp_path), 0)
     for n in range(1, 5):
-        log.write(report(n, 3.0 if n == 2 else None), 100)
+        log.write(report(n, 3.0 if n == 2 else None))
     again = Log(RunFolder(tmp_path), 2)
-    again.write(report(3), 100)
+    again.write(report(3))
     with (tmp_path / "log.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows] == ["1", "2", "3"]
