@@ -26,7 +26,9 @@ class Fields:
         """
         words = [self.side] * (self.side == "encoder") + [kind]  # transformers reads decoder_x as x
         names = itertools.chain(
-            [role], (f"{w}_{role}" for w in words if w), (f"{role}_{i}" for i in itertools.count(2))
+            [role],
+            (f"{w}_{role}" for w in words if w and not role.startswith(w)),
+            (f"{role}_{i}" for i in itertools.count(2)),
         )
         name = next(name for name in names if self.values.get(name, value) == value)
         self.values.setdefault(name, value)
