@@ -12,6 +12,7 @@ from weft.ir.display import Displayable
 from weft.ir.graph import Graph
 from weft.ir.storage import Stamp, check_unchanged, scratch_folder
 from weft.ir.storage.contents import hash_file
+from weft.passes.analysis.residual import find_layers_without_residual
 
 if TYPE_CHECKING:
     from .models.families import Settings
@@ -64,7 +65,8 @@ class Model(Displayable):
             self.graph.tokenize = partial(_tokenize, self.tokenizer)
 
     def notices(self, strict: bool = True) -> list[str]:
-        """Return the notes, then a line per part that is left out (with `strict`, except the parts in `without`).
+        """Return the notes, a line per part that is left out (with `strict`, except the parts in `without`), and a line
+        if layers have no residual connection.
 
         Raises:
             WeftError: if `strict`, and a part that changes the outputs is not in `without`, or a name in `without` is
@@ -73,7 +75,19 @@ class Model(Displayable):
         from .models.left_out import check_accepted
 
         left_out = check_accepted(self.spec, self.left_out, self.without) if strict else self.left_out
-        return [*self.notes, *(f"left out: {part}" for part in left_out)]
+        return [*self.notes, *(f"left out: {part}" for part in left_out), *self.list_residual_notes()]
+
+    def list_residual_notes(self) -> list[str]:
+        """Return a line that names the layers without a residual connection; [] without them, and for other sources
+        than architectures."""
+        layers = find_layers_without_residual(self.graph) if self.module is not None else []
+        if not layers:
+            return []
+        names = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
+        return [
+            f"no residual connection in {names}: the output of the layer contains its input only through weights; "
+            "return x + f(x) unless this is intended"
+        ]
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """Return the SHA-256 of each file, keyed by `_label`; wrong ones if `abandoned()` becomes True meanwhile."""
