@@ -79,6 +79,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--activations": ["fp8"],
         "--class-name": ["Named"],
         "--explain": [],
+        "--json": [],
     },
     "export": {
         **SOURCE,
@@ -88,6 +89,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--dtype": ["f16"],
         "--weights": ["codes"],
         "--trace": [],
+        "--json": [],
     },
     "opt": {
         **{name: given for name, given in SOURCE.items() if name != "--seed"},
@@ -98,6 +100,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--viz": ["steps.html"],
         "--verify": [],
         "--trace": [],
+        "--json": [],
         "--list": "It lists the passes and ends.",
     },
     "run": {
