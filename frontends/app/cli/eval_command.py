@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from weft.ir.errors import WeftError
 
 from .completion import complete_sources
 from .open_model import check_trust
@@ -16,6 +18,9 @@ from .terminal import echo, format_bytes, format_count, format_json, print_note,
 
 if TYPE_CHECKING:
     from ..api.verify.evaluation import Evaluation, Score
+
+EXCEEDED = 1
+_LIMITED = {"--max-kl": ("KL", "kl"), "--max-loss": ("ΔNLL", "nll_loss"), "--min-cosine": ("cosine", "cosine")}
 
 
 @click.command("eval", short_help="Measure the quality cost of rewrites: NLL, KL, time.")
@@ -55,15 +60,26 @@ if TYPE_CHECKING:
     help="Also draw quality against size, and the error and bits of each layer: .svg, .png or .pdf.",
 )
 @default_option("--theme", "light", "The colours of the chart.", type=click.Choice(["light", "dark"]))
+@click.option("--max-kl", type=click.FloatRange(0), help="Exit with 1 if the KL of a model is above this.")
+@click.option("--max-loss", type=float, help="Exit with 1 if the ΔNLL of a model is above this, in nats per token.")
+@click.option(
+    "--min-cosine", type=click.FloatRange(-1, 1), help="Exit with 1 if the cosine of an encoder is below this."
+)
 @device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
 def eval_command(
+    ctx: click.Context,
+    /,
     models: tuple[str, ...],
     pipelines: tuple[str, ...],
     plot: str | None,
     theme: str,
     layers: bool,
+    max_kl: float | None,
+    max_loss: float | None,
+    min_cosine: float | None,
     wants_json: bool,
     **options: Any,
 ) -> None:
@@ -73,6 +89,8 @@ def eval_command(
     positions with the same most likely token. Encoders: cosine between embeddings of the same lines. All models: time
     per token, bytes of the weights, bits per weight of linear layers, parameters, cache bytes per token.
 
+    With a limit (--max-kl, --max-loss, --min-cosine) the exit status is 1 if a model exceeds it, as a check in CI.
+
     \b
     Examples:
       weft eval out/ --against model.gguf --text notes.txt
@@ -81,6 +99,7 @@ def eval_command(
       weft eval --against ./Qwen3-0.6B --adapter ./my-lora --text notes.txt
       weft eval q4/ q8/ --against model.gguf --text notes.txt --plot quality.svg
       weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
+      weft eval q4/ --against model.gguf --text notes.txt --max-kl 0.05 --max-loss 0.02
     """
     from weft.backends.viz.formats.chart import check_chart
 
@@ -92,6 +111,10 @@ def eval_command(
     if options["trust"]:
         check_trust([options["against"], *models])
     rewrites = _parse_variants(pipelines)
+    limits = {"--max-kl": max_kl, "--max-loss": max_loss, "--min-cosine": min_cosine}
+    limits = {option: limit for option, limit in limits.items() if limit is not None}
+    if limits and not (models or rewrites or options["weights"] or options["adapters"]):
+        raise click.UsageError(f"{next(iter(limits))} needs a model to compare with the original")
     with show_progress("opening", "steps") as step:
         measured = layers or plot is not None
         evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=print_note, **options)
@@ -102,6 +125,26 @@ def eval_command(
         echo(format_json(evaluation.json()))
     else:
         _print_evaluation(evaluation, layers)
+    if excesses := _list_excesses(evaluation, limits):
+        print_note("; ".join(excesses))
+        ctx.exit(EXCEEDED)
+
+
+def _list_excesses(evaluation: Evaluation, limits: Mapping[str, float]) -> list[str]:
+    """Return a phrase for each model and limit that it exceeds; raise WeftError for a limit that cannot apply."""
+    excesses = []
+    for option, limit in limits.items():
+        column, key = _LIMITED[option]
+        for score in evaluation.scores[1:]:
+            value: float | None = getattr(score, key)
+            if value is None:
+                others = " and ".join(o for o, (_, k) in _LIMITED.items() if getattr(score, k) is not None)
+                raise WeftError(f"{option} does not apply to {score.name}, which has no {column}: use {others}")
+            is_below = option.startswith("--min")
+            if not (value >= limit if is_below else value <= limit):  # also a NaN
+                relation = "below" if is_below else "above"
+                excesses.append(f"{score.name} has {column} {value:.4g}, {relation} {option} {limit:g}")
+    return excesses
 
 
 def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:

@@ -131,7 +131,7 @@ def opt_command(
         with replace_file(Path(out), model.files) as partial:
             partial.write_text(text, encoding="utf-8")
     if wants_json:
-        seconds, facts = {"all": time.perf_counter() - start}, {"graph": text} if out == "-" else {}
+        seconds, facts = {"all": time.perf_counter() - start}, dict[str, Any](graph=text) if out == "-" else {}
         facts |= {"source": model.description, "pipeline": model.pipeline, "nodes": len(model.graph)}
         print_written(out, report, notices, seconds, ("numpy",), **facts)
     elif out == "-":

@@ -142,6 +142,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--layers": [],
         "--plot": ["chart.svg"],
         "--theme": ["dark"],
+        **dict.fromkeys(("--max-kl", "--max-loss", "--min-cosine"), "A limit changes the exit status alone."),
         "--device": "Each device computes the same.",
         "--trust": [],
         "--json": "Every case gives it.",
