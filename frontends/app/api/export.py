@@ -10,11 +10,13 @@ from weft.backends.safetensors import Progress
 from weft.ir.errors import WeftError
 from weft.ir.storage import check_replaceable
 from weft.passes import Report
+from weft.passes.core.resume import choose_store, remove_results
 
-from ...model import SourceLike
+from ...model import Model, SourceLike
 from .rewrite import rewrite
 from .source.sources import load_source
 
+Note = Callable[[str], None]
 FORMATS = ("hf", "safetensors", "gguf")
 _FILES = {".safetensors": "safetensors", ".gguf": "gguf"}  # suffix -> format
 _FOREIGN_FILES = {  # suffix -> reason why export does not write it
@@ -37,7 +39,7 @@ def export(
     without: Sequence[str] = (),
     report: Report | None = None,
     progress: Progress = lambda stage, done, total: None,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = lambda text: None,
 ) -> str:
     """Write `source` (anything that `load_source` accepts), rewritten by the pipeline `passes`, as a checkpoint.
 
@@ -77,7 +79,15 @@ def export(
     if format == "hf":
         check_replaceable(Path(out), model.files)
     if passes.strip():
-        model = rewrite(model, passes, report=report)
+        model = rewrite(model, passes, report=report, store=choose_store(out))
+    family = _write(format, model, out, dtype, weights, progress, note)
+    remove_results(choose_store(out))
+    return family
+
+
+def _write(
+    format: str, model: Model, out: str | Path, dtype: str | None, weights: str, progress: Progress, note: Note
+) -> str:
     if format == "hf":
         from ...export.hf.hf_folder import write_huggingface
 

@@ -69,7 +69,9 @@ def _require_change(default: Any, ctx: click.Context, option: click.Parameter, v
 @click.option(
     "--weights",
     metavar="int4 | int8 | …",
-    help="Quantize the weights; see `weft passes quantize`. Default: not quantized.",
+    help='Quantize the weights: int4, int8, …; "int4{method=fast}" searches scales only (seconds), method=best, the '
+    "default, keeps codes of the file or fits them to a text (minutes); see `weft passes quantize`. Default: not "
+    "quantized.",
 )
 @click.option(
     "--max-length",

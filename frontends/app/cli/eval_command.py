@@ -111,8 +111,8 @@ def eval_command(
     if options["trust"]:
         check_trust([options["against"], *models])
     rewrites = _parse_variants(pipelines)
-    limits = {"--max-kl": max_kl, "--max-loss": max_loss, "--min-cosine": min_cosine}
-    limits = {option: limit for option, limit in limits.items() if limit is not None}
+    given = zip(_LIMITED, (max_kl, max_loss, min_cosine), strict=True)
+    limits = {option: limit for option, limit in given if limit is not None}
     if limits and not (models or rewrites or options["weights"] or options["adapters"]):
         raise click.UsageError(f"{next(iter(limits))} needs a model to compare with the original")
     with show_progress("opening", "steps") as step:

@@ -91,6 +91,7 @@ def opt_command(
       weft opt a.weft -p cse | weft opt - -p dce
     """
     from weft.passes import Report
+    from weft.passes.core.resume import choose_store, remove_results
 
     from ... import load_source
     from ..api.rewrite import rewrite
@@ -114,7 +115,10 @@ def opt_command(
         notices = model.notices(strict=bool(folder))
         steps = drawing.PipelineGraphs(model) if drawing is not None else None
         hooks = [steps.record_pass] if steps else []
-        model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
+        store = choose_store(out) if folder else None
+        model = rewrite(
+            model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step, store=store
+        )
     for line in notices:
         print_note(line)
     report_passes(report, passes, trace)
@@ -126,6 +130,7 @@ def opt_command(
 
         with show_progress(f"reading {source}") as step:
             write_model(model, out, dtype=dtype, progress=step)
+        remove_results(choose_store(out))
     text = "" if folder else _to_text(model.graph)
     if not folder and out != "-":
         with replace_file(Path(out), model.files) as partial:

@@ -1,4 +1,4 @@
-"""Terminal output: tables, readable numbers, progress that disappears when piped."""
+"""Terminal output: tables, readable numbers, progress: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Step = Callable[[str, int, int], None]  # stage, done, total
 PERCENT_FROM = 10_000  # from this total on, progress is a percentage
+FIRST_LINE, LINES_EVERY, LONGEST_SILENCE = 10.0, 30.0, 300.0  # seconds of a stage off a terminal
 PIPE_WIDTH = 100_000  # columns of a pipe: its reader gets lines uncut and unwrapped
 
 
@@ -103,15 +104,37 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def _report_lines() -> Step:
+    """Return the function that updates the progress off a terminal."""
+    current, start, last = "", 0.0, 0.0
+
+    def step(stage: str, done: int, total: int) -> None:
+        nonlocal current, start, last
+        now = time.monotonic()
+        if stage != current:
+            current, start, last = stage, now, -math.inf
+        if now - start < FIRST_LINE or not 0 < done < total:
+            return
+        tenth = (now - start) * total / done / 10
+        if now - last >= min(max(LINES_EVERY, tenth), LONGEST_SILENCE):
+            last = now
+            print_note(f"{stage}: {done / total:.0%} done, {format_remaining(now - start, done, total)}")
+
+    return step
+
+
 @contextlib.contextmanager
 def show_progress(first: str, unit: str = "bytes") -> Iterator[Step]:
-    """Show a progress bar on stderr while the block runs, if stderr is a terminal; yield the function that updates it.
+    """Show progress on stderr while the block runs; yield the function that updates it.
+
+    On a terminal it is a bar. Otherwise stages that take longer than `FIRST_LINE` print lines with the remaining time:
+    every `LINES_EVERY` seconds, of long stages at every tenth of the work, at least every `LONGEST_SILENCE`.
 
     `first` is shown with a spinner until the first step names a stage and its total. With the `unit` "bytes", the stage
     "weights" is shown in bytes. Progress of other stages is a percentage if their total is at least `PERCENT_FROM`.
     """
     if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
+        yield _report_lines()
         return
     from rich import progress as rich_progress
     from rich.text import Text
