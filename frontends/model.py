@@ -32,7 +32,8 @@ class Model(Displayable):
     idle: the `ignored` keys that an export keeps, because transformers asks for them.
     left_out: parts of the source that the graph lacks. without: names of such parts that the user accepted.
     random_init: the weights are random, not a checkpoint's.
-    pipeline: passes applied since the graph was read. provenance: a model folder's record of earlier steps.
+    pipeline: passes applied since the graph was read; passes: their records. provenance: a model folder's record of
+    earlier steps.
     notes: remarks for the user on reading the source. adapters: folders of the PEFT adapters merged into the weights.
     trained: settings, corpora and versions of the training that the weights come from; empty if weft did not train them.
     family: the family that a folder was read as, if it differs from that of its config.
@@ -53,6 +54,7 @@ class Model(Displayable):
     stamps: Mapping[Path, Stamp] = field(default_factory=dict)
     random_init: bool = False
     pipeline: str = ""
+    passes: tuple[Mapping[str, Any], ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     adapters: tuple[Path, ...] = ()
@@ -78,16 +80,11 @@ class Model(Displayable):
         return [*self.notes, *(f"left out: {part}" for part in left_out), *self.list_residual_notes()]
 
     def list_residual_notes(self) -> list[str]:
-        """Return a line that names the layers without a residual connection; [] without them, and for other sources
-        than architectures."""
+        """Return a line that names the layers of an architecture without a residual connection; [] without them."""
         layers = find_layers_without_residual(self.graph) if self.module is not None else []
-        if not layers:
-            return []
-        names = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
-        return [
-            f"no residual connection in {names}: the output of the layer contains its input only through weights; "
-            "return x + f(x) unless this is intended"
-        ]
+        names = ", ".join(layers[:3]) + f" and {len(layers) - 3} more" * (len(layers) > 3)
+        fault = "the output contains the input only through weights; return x + f(x) unless this is intended"
+        return [f"no residual connection in {names}: {fault}"] if layers else []
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """Return the SHA-256 of each file, keyed by `_label`; wrong ones if `abandoned()` becomes True meanwhile."""

@@ -87,7 +87,6 @@ class PassRecord:
             "checked": self.evidence or None,
             "difference": self.difference,
             "notes": [*self.warnings, *filter(None, [self.idle])],
-            "seconds": round(self.seconds, 4),
         }
 
     def __str__(self) -> str:

@@ -66,9 +66,7 @@ def require_streams(graph: Graph, rule: str) -> list[ResidualStream]:
 
 def find_layers_without_residual(graph: Graph) -> list[str]:
     """Return the scopes of layers whose output contains their input only through weights or a mixer of tokens.
-
-    A layer whose output is added to another value outside of all layers has a residual connection.
-    """
+    A layer whose output is added to another value outside of all layers has a residual connection."""
     layers: dict[str, set[Node]] = {}
     for node in graph.nodes:
         if match := LAYER.match(node.scope):
@@ -95,7 +93,6 @@ def _has_residual(layer: set[Node]) -> bool:
 
 
 def _is_state(value: Value) -> bool:
-    """Return whether `value` is a float tensor of rank 2 or more that is not a parameter."""
     return not isinstance(value, Param) and value.type.dtype.is_float and len(value.shape) > 1
 
 

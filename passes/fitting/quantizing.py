@@ -194,13 +194,10 @@ def fit_gptq(
             # Without the first, which may compute the activations of many layers.
             elements, seconds = sum(n for n, _ in times[1:]), sum(s for _, s in times[1:])
             if not estimated and seconds >= MEASURED:
-                estimated, left = True, seconds / elements * (total - done)
-                if left > MEASURED:
-                    _log.warning(
-                        "quantize: gptq fits %d matrices to %s tokens of text, about %d minutes more, measured on the "
-                        "first; method=fast takes seconds and loses more",
-                        *(len(plan), f"{sum(ids.size for ids in texts):,}", max(1, round(left / 60))),
-                    )
+                estimated, minutes = True, max(1, round(seconds / elements * (total - done) / 60))
+                read = f"gptq fits {len(plan)} matrices to {sum(ids.size for ids in texts):,} tokens of text"
+                cost = f"about {minutes} minutes more, measured on the first"
+                _log.warning("quantize: %s, %s; method=fast takes seconds and loses more", read, cost)
     progress(total, total)
 
 

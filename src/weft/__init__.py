@@ -120,6 +120,7 @@ _PUBLIC = {
         "uniform",
     ),
     "weft.frontends": ("load_source",),
+    "weft.frontends.app.api.certificate": ("certify",),
     "weft.frontends.app.api.compile": ("compile",),
     "weft.frontends.app.api.verify.evaluation": ("evaluate",),
     "weft.frontends.app.api.export": ("export",),

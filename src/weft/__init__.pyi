@@ -119,6 +119,9 @@ from weft.frontends.dsl import (
 from weft.frontends import (
     load_source as load_source,
 )
+from weft.frontends.app.api.certificate import (
+    certify as certify,
+)
 from weft.frontends.app.api.compile import (
     compile as compile,
 )
@@ -373,6 +376,7 @@ __all__ = [
     "WordWeights",
     "__version__",
     "building",
+    "certify",
     "compare",
     "contribute",
     "distil",

@@ -36,5 +36,4 @@ def derive_stem(name: str) -> str:
 @cache
 def _list_taken() -> frozenset[str]:
     """Return the names that transformers and engines use, in lower case without separators."""
-    lines = [line for line in _TAKEN.read_text("utf-8").splitlines() if not line.startswith("#")]
-    return frozenset(re.sub(r"[-_]", "", word) for line in lines for word in line.split())
+    return frozenset(re.sub(r"#.*|[-_]", "", _TAKEN.read_text("utf-8")).split())

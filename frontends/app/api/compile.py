@@ -148,6 +148,7 @@ def compile(
         for each in built:
             each.model.write(folder, step)
         manifest = build_manifest(main.graph, backend, main.dtype, length, main.pipeline, model, hashes())
+        manifest["passes"] = [*model.passes, *(record.json() for record in main.report.records)]
         write_manifest(folder, MANIFEST, manifest | main.model.facts)
     remove_results(store)
     clock["write"] = time.perf_counter()

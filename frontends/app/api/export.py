@@ -12,11 +12,10 @@ from weft.ir.storage import check_replaceable
 from weft.passes import Report
 from weft.passes.core.resume import choose_store, remove_results
 
-from ...model import Model, SourceLike
+from ...model import SourceLike
 from .rewrite import rewrite
 from .source.sources import load_source
 
-Note = Callable[[str], None]
 FORMATS = ("hf", "safetensors", "gguf")
 _FILES = {".safetensors": "safetensors", ".gguf": "gguf"}  # suffix -> format
 _FOREIGN_FILES = {  # suffix -> reason why export does not write it
@@ -39,7 +38,7 @@ def export(
     without: Sequence[str] = (),
     report: Report | None = None,
     progress: Progress = lambda stage, done, total: None,
-    note: Note = lambda text: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Write `source` (anything that `load_source` accepts), rewritten by the pipeline `passes`, as a checkpoint.
 
@@ -80,26 +79,21 @@ def export(
         check_replaceable(Path(out), model.files)
     if passes.strip():
         model = rewrite(model, passes, report=report, store=choose_store(out))
-    family = _write(format, model, out, dtype, weights, progress, note)
-    remove_results(choose_store(out))
-    return family
-
-
-def _write(
-    format: str, model: Model, out: str | Path, dtype: str | None, weights: str, progress: Progress, note: Note
-) -> str:
+    family = ""
     if format == "hf":
         from ...export.hf.hf_folder import write_huggingface
 
-        return write_huggingface(model, out, dtype=dtype, weights=weights, progress=progress, note=note).family
-    if format == "gguf":
+        family = write_huggingface(model, out, dtype=dtype, weights=weights, progress=progress, note=note).family
+    elif format == "gguf":
         from ...export.gguf.file import write_gguf
 
-        return write_gguf(model, out, dtype=dtype, weights=weights, progress=progress, note=note)
-    from ...export.parameters import write_parameters
+        family = write_gguf(model, out, dtype=dtype, weights=weights, progress=progress, note=note)
+    else:
+        from ...export.parameters import write_parameters
 
-    write_parameters(model, out, dtype=dtype, progress=progress)
-    return ""
+        write_parameters(model, out, dtype=dtype, progress=progress)
+    remove_results(choose_store(out))
+    return family
 
 
 def _select_format(out: str | Path, kind: str | None) -> str:

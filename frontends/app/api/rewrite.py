@@ -77,7 +77,10 @@ def rewrite(
     if not pipeline.passes:
         return model
     options: dict[str, Any] = {"verify": verify, "dump": dump, "hooks": hooks, "progress": progress, "store": store}
+    report, done = report or Report(), len(report.records if report else ())
     graph = run_passes(model.graph, pipeline, report=report, **options)
+    records = (*model.passes, *(record.json() for record in report.records[done:]))
     pipelines = "; ".join(text for text in (model.pipeline, str(pipeline)) if text)
     exact = all(step.effect == "exact" for step in pipeline.passes)
-    return replace(model, graph=graph, module=None, pipeline=pipelines, settings=model.settings if exact else None)
+    settings = model.settings if exact else None
+    return replace(model, graph=graph, module=None, pipeline=pipelines, passes=records, settings=settings)

@@ -13,6 +13,7 @@ import click
 from weft.ir.registry import import_plugin
 
 from . import catalog_commands as catalog
+from . import certificate_command as certifying
 from . import compare_command as comparing
 from . import compile_command as compiling
 from . import completion
@@ -81,6 +82,7 @@ def cli(ctx: click.Context) -> None:
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 reference of the source
       weft eval out/ --against model.gguf --text notes.txt    the loss of quality
+      weft certificate out/                     what is recorded about it, and what still holds
     """
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())
@@ -101,7 +103,7 @@ COMMANDS = {  # in the groups of `weft --help`
     ),
     "Train": (training.train_command, distilling.distil_command, comparing.compare_command),
     "Change": (opting.opt_command,),
-    "Trust": (verifying.verify_command,),
+    "Trust": (verifying.verify_command, certifying.certificate_command),
     "Shell": (completion.completion_command,),
 }
 for group, commands in COMMANDS.items():

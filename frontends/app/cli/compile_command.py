@@ -13,8 +13,7 @@ from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_sources
 from .options import adapter_option, add_passes_option, family_option, seed_option, target_option, without_option
-from .terminal import echo, format_bytes, print_note, show_progress
-from .written import json_option, print_written
+from .terminal import echo, format_bytes, json_option, print_note, print_written, show_progress
 
 if TYPE_CHECKING:
     from ..api.compile import CompileReport
@@ -69,9 +68,8 @@ def _require_change(default: Any, ctx: click.Context, option: click.Parameter, v
 @click.option(
     "--weights",
     metavar="int4 | int8 | …",
-    help='Quantize the weights: int4, int8, …; "int4{method=fast}" searches scales only (seconds), method=best, the '
-    "default, keeps codes of the file or fits them to a text (minutes); see `weft passes quantize`. Default: not "
-    "quantized.",
+    help='Quantize the weights. "int4{method=fast}" searches scales only (seconds); method=best, the default, keeps '
+    "codes of the file or fits new ones to a text (minutes); see `weft passes quantize`. Default: not quantized.",
 )
 @click.option(
     "--max-length",
@@ -134,12 +132,7 @@ def compile_command(
     if trace:
         echo("\n".join([str(report.passes), *report.trace]), err=True)
     if wants_json:
-        facts = {
-            "source": report.model.description,
-            "target": target,
-            "dtype": report.dtype,
-            "nodes": len(report.graph),
-        }
+        facts = dict[str, Any](source=report.model.description, target=target, dtype=report.dtype)
         facts |= {"nodes": len(report.graph), "weight_bytes": report.weight_bytes, "refused_lowerings": report.trace}
         facts |= {"explained": report.explain()} if explain else {}
         print_written(out, report.passes, report.notes, report.seconds, backend.libraries, **facts)

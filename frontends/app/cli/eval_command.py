@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.ir.errors import WeftError
+from weft.ir.storage import read_checked
 
 from .completion import complete_sources
 from .open_model import check_trust
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..api.verify.evaluation import Evaluation, Score
 
 EXCEEDED = 1
-_LIMITED = {"--max-kl": ("KL", "kl"), "--max-loss": ("ΔNLL", "nll_loss"), "--min-cosine": ("cosine", "cosine")}
+_LIMITED = {"max_kl": ("KL", "kl"), "max_loss": ("ΔNLL", "nll_loss"), "min_cosine": ("cosine", "cosine")}
 
 
 @click.command("eval", short_help="Measure the quality cost of rewrites: NLL, KL, time.")
@@ -62,12 +63,11 @@ _LIMITED = {"--max-kl": ("KL", "kl"), "--max-loss": ("ΔNLL", "nll_loss"), "--mi
 @default_option("--theme", "light", "The colours of the chart.", type=click.Choice(["light", "dark"]))
 @click.option("--max-kl", type=click.FloatRange(0), help="Exit with 1 if the KL of a model is above this.")
 @click.option("--max-loss", type=float, help="Exit with 1 if the ΔNLL of a model is above this, in nats per token.")
-@click.option(
-    "--min-cosine", type=click.FloatRange(-1, 1), help="Exit with 1 if the cosine of an encoder is below this."
-)
+@click.option("--min-cosine", type=float, help="Exit with 1 if the cosine of an encoder is below this.")
 @device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--record", is_flag=True, help="Add the scores to the records of the models; see `weft certificate`.")
 @click.pass_context
 def eval_command(
     ctx: click.Context,
@@ -77,10 +77,8 @@ def eval_command(
     plot: str | None,
     theme: str,
     layers: bool,
-    max_kl: float | None,
-    max_loss: float | None,
-    min_cosine: float | None,
     wants_json: bool,
+    record: bool,
     **options: Any,
 ) -> None:
     """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, one row per model.
@@ -111,13 +109,18 @@ def eval_command(
     if options["trust"]:
         check_trust([options["against"], *models])
     rewrites = _parse_variants(pipelines)
-    given = zip(_LIMITED, (max_kl, max_loss, min_cosine), strict=True)
-    limits = {option: limit for option, limit in given if limit is not None}
+    limits = {name: limit for name in _LIMITED if (limit := options.pop(name)) is not None}
     if limits and not (models or rewrites or options["weights"] or options["adapters"]):
-        raise click.UsageError(f"{next(iter(limits))} needs a model to compare with the original")
+        raise click.UsageError("a limit needs a model to compare with the original")
+    for model in models if record else ():  # before long work
+        read_checked(Path(model))
     with show_progress("opening", "steps") as step:
         measured = layers or plot is not None
         evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=print_note, **options)
+    for i, model in enumerate(models if record else (), 1):
+        from ..api.certificate import record_evaluation
+
+        record_evaluation(Path(model), evaluation, i, options["against"])
     if plot is not None:
         plot_evaluation(evaluation, plot, theme == "dark")
         print_note(f"{plot} written")
@@ -133,16 +136,13 @@ def eval_command(
 def _list_excesses(evaluation: Evaluation, limits: Mapping[str, float]) -> list[str]:
     """Return a phrase for each model and limit that it exceeds; raise WeftError for a limit that cannot apply."""
     excesses = []
-    for option, limit in limits.items():
-        column, key = _LIMITED[option]
+    for name, limit in limits.items():
+        (column, key), option, sign = _LIMITED[name], f"--{name.replace('_', '-')}", -1 if name.startswith("min") else 1
         for score in evaluation.scores[1:]:
-            value: float | None = getattr(score, key)
-            if value is None:
-                others = " and ".join(o for o, (_, k) in _LIMITED.items() if getattr(score, k) is not None)
-                raise WeftError(f"{option} does not apply to {score.name}, which has no {column}: use {others}")
-            is_below = option.startswith("--min")
-            if not (value >= limit if is_below else value <= limit):  # also a NaN
-                relation = "below" if is_below else "above"
+            if (value := getattr(score, key)) is None:
+                raise WeftError(f"{option} does not apply to {score.name}, which has no {column}: leave it out")
+            if not sign * value <= sign * limit:  # also a NaN
+                relation = "above" if sign > 0 else "below"
                 excesses.append(f"{score.name} has {column} {value:.4g}, {relation} {option} {limit:g}")
     return excesses
 

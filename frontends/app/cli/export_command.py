@@ -10,8 +10,7 @@ import click
 from .completion import complete_sources
 from .opt_command import report_passes
 from .options import adapter_option, add_passes_option, default_option, seed_option, without_option
-from .terminal import print_note, show_progress
-from .written import json_option, print_written
+from .terminal import json_option, print_note, print_written, show_progress
 
 
 @click.command("export", short_help="Write a checkpoint for transformers or llama.cpp.")

@@ -29,8 +29,6 @@ info summary describe print count params stats size memory | print sizes and cos
 list ls models catalog zoo | list the published architectures | weft presets
 download pull fetch get | fetch a model, which weft does not do itself | hf download HuggingFaceTB/SmolLM2-135M
 test check validate | compare a compiled folder with its source | weft verify out/
-version | print the version | weft --version
-help | list the commands | weft --help
 """
 ROWS = [tuple(line.split(" | ")) for line in _TABLE.strip().splitlines()]  # names, purpose, example
 

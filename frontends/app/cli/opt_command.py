@@ -19,8 +19,7 @@ from .compile_command import FOLDER
 from .completion import complete_sources
 from .options import adapter_option, add_passes_option, without_option
 from .passes_command import print_passes
-from .terminal import echo, print_note, show_progress
-from .written import json_option, print_written
+from .terminal import echo, json_option, print_note, print_written, show_progress
 
 if TYPE_CHECKING:
     from weft.ir import Graph
@@ -115,10 +114,8 @@ def opt_command(
         notices = model.notices(strict=bool(folder))
         steps = drawing.PipelineGraphs(model) if drawing is not None else None
         hooks = [steps.record_pass] if steps else []
-        store = choose_store(out) if folder else None
-        model = rewrite(
-            model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step, store=store
-        )
+        options: dict[str, Any] = {"verify": verify, "dump": dump_ir, "store": choose_store(out) if folder else None}
+        model = rewrite(model, passes, report=report, hooks=hooks, progress=step, **options)
     for line in notices:
         print_note(line)
     report_passes(report, passes, trace)

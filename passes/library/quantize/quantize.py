@@ -57,9 +57,8 @@ class QuantizeWeights(Pass):
       text, for linear maps in 4 bits whose rows are a multiple of `group`. They are real numbers, stored as a zero
       point and a code for the remainder. Other weights are rounded to the nearest.
     - fast: codes as stored in the file, where they fit, else kquant; 8 bits are rounded to the nearest.
-    - best: the same as auto.
-    - auto: codes as stored in the file, where they fit; gptq for other weights if they get less than 8 bits and the
-      model has a tokenizer; rtn otherwise. `calibration` and `budget` select gptq instead of stored codes.
+    - auto, best: codes as stored in the file, where they fit; gptq for other weights if they get less than 8 bits and
+      the model has a tokenizer; rtn otherwise. `calibration` and `budget` select gptq instead of stored codes.
 
     Codes fit (auto) if they are integers of at most `bits` bits in groups of `group` or more: q4_0, q4_1, q4_k, q5_0
     and q8_0 of GGUF files (codes of 5 bits become codes of 8), q2_k, q3_k and q6_k with group=16, and the codes of
@@ -145,10 +144,8 @@ class QuantizeWeights(Pass):
             return
         scales = compute_tensor_scales(matrix for matrix, layout in plan.items() if layout.tensor_scale)
         for matrix, layout in plan.items():
-            if self.uses_search and (
-                layout.sums or (self.method != "hqq" and (self.method, layout.bits) != ("fast", 8))
-            ):
-                store_rounded(matrix.param, layout, self.method.replace("fast", "kquant"))
+            if layout.sums or self.method == "kquant" or (self.method == "fast" and layout.bits < 8):
+                store_rounded(matrix.param, layout, "hqq" if layout.sums else "kquant")
             else:
                 round_to_nearest(matrix.param, layout, scales.get(matrix, ()))
             trace.record_rewrite(self.name, matrix.param.name)
@@ -215,12 +212,8 @@ class QuantizeWeights(Pass):
             return {
                 m: (layout, None) for m, layout in plan.items() if find_block_layout(m.param.recipe, reader) == layout
             }
-        if (
-            self.format != "int"
-            or self.method not in AUTOMATIC
-            or self.calibration is not None
-            or self.budget is not None
-        ):
+        automatic = self.format == "int" and self.method in AUTOMATIC
+        if not automatic or self.calibration is not None or self.budget is not None:
             return {}
         stored = {matrix: find_stored_layout(matrix.param) for matrix in plan}
         has_few_bits = self._has_few_bits(stored)

@@ -35,11 +35,7 @@ INT_FIELDS = {  # (op, int attribute): its config field
     (ops.route, "top_groups"): "topk_group",
     (ops.relative_position_bias, "max_distance"): "relative_attention_max_distance",
 }
-PARAM_FIELDS = {  # the name of a width by its parameter: its config field
-    "q_up_rank": "q_lora_rank",
-    "dt_rank": "time_step_rank",
-    "positions_size": "n_positions",
-}
+PARAM_FIELDS = {"q_up_rank": "q_lora_rank", "dt_rank": "time_step_rank", "positions_size": "n_positions"}
 LEAST = {"k": 1, "active": 1, "value_dim": 1}  # int attribute: the least value that gets a field, 2 for others
 
 
@@ -48,9 +44,9 @@ class SizeNames:
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = AxisClasses(graph), fields, dict[tuple[Node, str], Size]()
-        attentions = (_name_attentions, _name_latent_attentions)
-        for name_axes in (_name_tokens, *attentions, _name_feed_forwards, _name_mixtures, _name_recurrences):
+        for name_axes in (_name_tokens, _name_attentions, _name_latents, _name_feed_forwards, _name_mixtures):
             name_axes(self.axes, fields)
+        _name_recurrences(self.axes, fields)
         self.axes.deduce_names(fields.values)
         _name_remaining_widths(self.axes, fields)
         self.axes.deduce_names(fields.values)
@@ -121,7 +117,7 @@ def _name_attentions(axes: AxisClasses, fields: Fields) -> None:
             axes.set_name((sinks, 0), heads)
 
 
-def _name_latent_attentions(axes: AxisClasses, fields: Fields) -> None:
+def _name_latents(axes: AxisClasses, fields: Fields) -> None:
     """Name the head widths of latent attention: rotated and plain features of queries and keys, values."""
     for node in axes.graph.nodes:
         above = find_attention(node.output) if node.op in (ops.rope, ops.head_linear) else None
@@ -197,11 +193,10 @@ def _name_recurrences(axes: AxisClasses, fields: Fields) -> None:
                 shared = int(node.attrs.get("groups") or node.attrs["heads"])
                 key = fields.choose_size("linear_key_head_dim", q.width // shared)
                 value = fields.choose_size("linear_value_head_dim", v.width // node.attrs["heads"])
-                sizes_ = [(q, groups * key), (k, groups * key), (v, heads * value)]
-                if node.op is ops.gated_delta_rule:
-                    sizes_.append((node.required_operand("beta"), heads))
-                for operand, size in sizes_:
+                for operand, size in ((q, groups * key), (k, groups * key), (v, heads * value)):
                     axes.set_name(get_axis(operand), size)
+                if node.op is ops.gated_delta_rule:
+                    axes.set_name(get_axis(node.operand("beta")), heads)
                 axes.set_name(get_axis(node.output), heads * value)
 
 
@@ -222,8 +217,7 @@ def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
     def name_param(param: Param, axis: int, ending: str) -> None:
         if axes.get_name((param, axis)) is None and axes.get_size((param, axis)):
             stem = param.name.removesuffix(".weight").rpartition(".")[2]
-            role = f"{stem}_{ending}"
-            _name_axis(axes, fields, PARAM_FIELDS.get(role, role), (param, axis))
+            _name_axis(axes, fields, PARAM_FIELDS.get(role := f"{stem}_{ending}", role), (param, axis))
 
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:

@@ -13,7 +13,7 @@ from weft.frontends.app.cli import cli
 from ...command import done, start
 
 COMMANDS = (
-    *("compile", "run", "inspect", "opt", "heal", "export", "verify", "eval"),
+    *("compile", "run", "inspect", "opt", "heal", "export", "verify", "certificate", "eval"),
     *("ops", "targets", "passes", "presets", "families", "completion"),
 )
 
@@ -28,7 +28,7 @@ def test_help_groups_the_commands() -> None:
     assert listed.pop("Options") == ["--version", "--import", "-h,"]
     assert list(listed) == ["Build", "Run", "Look", "Change", "Trust", "Shell"]
     assert [name for names in listed.values() for name in names] == list(cli.commands)
-    assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify"]
+    assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify", "certificate"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

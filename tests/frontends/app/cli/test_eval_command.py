@@ -43,7 +43,7 @@ def score(name: str, **values: float | None) -> Score:
         (
             ("--min-cosine", 0.5),
             2,
-            "weft: error: --min-cosine does not apply to q4/, which has no cosine: use --max-kl",
+            "weft: error: --min-cosine does not apply to q4/, which has no cosine: leave it out",
         ),
     ],
 )
@@ -71,4 +71,4 @@ def test_limit_of_encoders_is_the_cosine(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_limit_without_a_model_is_refused() -> None:
-    assert "--max-kl needs a model to compare" in refused("eval", "--against", "x", "--text", "y", "--max-kl", "1")
+    assert "a limit needs a model to compare" in refused("eval", "--against", "x", "--text", "y", "--max-kl", "1")

@@ -146,6 +146,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--device": "Each device computes the same.",
         "--trust": [],
         "--json": "Every case gives it.",
+        "--record": "It writes into the folders of the models.",
     },
     "serve": {
         **dict.fromkeys(("--host", "--port", "--model-name", "--api-key"), "Servers of all kinds of models have it."),
@@ -157,7 +158,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         **OPENING,
     },
 }
-ECHOES = ("checksum", "files", "pipeline", "source", "kept_blocks", "prepacked", "cache_dtype")
+ECHOES = ("checksum", "files", "passes", "pipeline", "source", "kept_blocks", "prepacked", "cache_dtype")
 
 
 def tried(command: str) -> list[str]:
