@@ -42,7 +42,7 @@ def build_tables(record: Record) -> list[Table]:
     steps = [_describe_pass(step) for level in levels for step in level.records("passes", [])]
     measured = [_describe_measurement(entry) for level in levels for entry in level.records("measurements", [])]
     tables = (
-        Table("Record", ("", ""), facts),
+        Table("Record", ("", ""), [*dict.fromkeys(facts)]),
         Table("Sources", ("source", "file", "SHA-256"), hashes),
         Table("Passes", ("pass", "effect", "rewrites", "check on small random inputs in float64"), steps),
         Table("Measurements", ("measured", "text", "amount", "result"), measured),
