@@ -80,7 +80,7 @@ class Model(Displayable):
         return [*self.notes, *(f"left out: {part}" for part in left_out), *self.list_residual_notes()]
 
     def list_residual_notes(self) -> list[str]:
-        """Return a line that names the layers of an architecture without a residual connection; [] without them."""
+        """Return a line that names the layers of an architecture without a residual connection."""
         layers = find_layers_without_residual(self.graph) if self.module is not None else []
         names = ", ".join(layers[:3]) + f" and {len(layers) - 3} more" * (len(layers) > 3)
         fault = "the output contains the input only through weights; return x + f(x) unless this is intended"

@@ -32,13 +32,13 @@ def write_manifest(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     _seal(folder / name, {**record, "format": FORMAT, "files": files})
 
 
-def amend_manifest(folder: Path, changes: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> None:
-    """Replace entries of the manifest of `folder` by `changes`, and listed files by `texts` (name → contents).
+def amend_manifest(folder: Path, changes: Mapping[str, Any], files: Mapping[str, str] | None = None) -> None:
+    """Replace entries of the manifest of `folder` by `changes`, and listed `files` (name → contents).
     Raise WeftError if there is no manifest, or it has been modified."""
     path, manifest = _find_manifest(folder)
     if manifest is None or manifest.get("checksum") != _compute_checksum(manifest):
         raise WeftError(f"{folder} cannot take a record: it has no unmodified {' or '.join(MANIFESTS)}")
-    for name, text in (texts or {}).items():
+    for name, text in (files or {}).items():
         _replace_text(folder / name, text)
         manifest["files"][name] = hash_file(folder / name)
     _seal(path, {**manifest, **changes})

@@ -8,7 +8,6 @@ from pathlib import Path
 
 RESERVED_WORD = "mamba"  # `generate` passes caches to classes with this in their names as another argument
 _SIZE = re.compile(r"a?\d+(\.\d+)?(x\d+(\.\d+)?)?[mbt]", re.IGNORECASE)  # 135M, 1.4b, 8x7b, a22b
-_TAKEN = Path(__file__).parent / "taken_names.txt"
 
 
 def derive_class_name(name: str) -> str:
@@ -18,9 +17,7 @@ def derive_class_name(name: str) -> str:
     RESERVED_WORD becomes Ssm. A name that begins with a digit gets the prefix Weft. A name that transformers or an
     engine uses gets the suffix Weft: without trust in the folder's code, they would load their own.
     """
-    words = [
-        part for word in re.split(r"[^A-Za-z0-9.]+", name) if not _SIZE.fullmatch(word) for part in word.split(".")
-    ]
+    words = ".".join(w for w in re.split(r"[^A-Za-z0-9.]+", name) if not _SIZE.fullmatch(w)).split(".")
     joined = re.sub(RESERVED_WORD, "Ssm", "".join(w[:1].upper() + w[1:] for w in words), flags=re.IGNORECASE)
     if joined in ("", "Model"):  # else its base model would be called ModelModel
         return "Weft"
@@ -36,4 +33,4 @@ def derive_stem(name: str) -> str:
 @cache
 def _list_taken() -> frozenset[str]:
     """Return the names that transformers and engines use, in lower case without separators."""
-    return frozenset(re.sub(r"#.*|[-_]", "", _TAKEN.read_text("utf-8")).split())
+    return frozenset(re.sub(r"#.*|[-_]", "", Path(__file__).with_name("taken_names.txt").read_text("utf-8")).split())

@@ -1,4 +1,4 @@
-"""`weft.certify`: what the record of a folder states, and which of it still holds."""
+"""`weft.certify`: the statements in the record of a folder, and checks whether they still hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.ir.storage.documents import Record, expand_home
 
 from ...formats.hf.hub import find_snapshot
 from ...formats.weft.manifest import make_absolute
-from ...formats.weft.record_tables import CARD, Table, build_tables, list_levels, render_card
+from ...formats.weft.record_tables import CARD, RecordTable, build_tables, list_levels, render_card
 from .source.sources import find_architecture_file
 from .verify.evaluation import Evaluation, evaluate
 from .verify.verification import Verification, verify_folder
@@ -29,18 +29,18 @@ Status = Literal["holds", "FAILS", "not checked"]
 class Certificate(NamedTuple):
     """The statements of the record of a folder as tables; of each check the status, the statement and the reason."""
 
-    tables: Sequence[Table]
+    tables: Sequence[RecordTable]
     checks: Sequence[tuple[Status, str, str]]
 
 
 def certify(
-    folder: str | Path, *, recheck: bool = False, texts: Sequence[str | Path] = (), **options: Any
+    folder: str | Path, *, recheck: bool = False, moved: Sequence[str | Path] = (), **options: Any
 ) -> Certificate:
     """Return the certificate of `folder`, compiled, exported or written by `weft opt`.
 
     The checksums of its files and, where they are there, of its sources are compared. With `recheck`, recorded
     measurements are repeated with `options` (trust, device, progress, as in `evaluate`); the text of an evaluation is
-    at the recorded path or in `texts`. Raise WeftError if the folder has no record, or a malformed one.
+    at the recorded path or in `moved`. Raise WeftError if the folder has no record, or a malformed one.
     """
     folder = Path(folder)
     manifest, damages = read_checked(folder)
@@ -57,7 +57,7 @@ def certify(
     for entry in record.records("measurements", []):
         statement = f"{entry.text('kind')} against {entry.text('reference', '') or entry.text('against')}"
         try:
-            wrong = _repeat(folder, entry, texts, options) if recheck else None
+            wrong = _repeat(folder, entry, moved, options) if recheck else None
             status: Status = "not checked" if wrong is None else "FAILS" if wrong else "holds"
             reason = "--recheck repeats it" if wrong is None else wrong
         except WeftError as error:
@@ -76,13 +76,13 @@ def _find_files(source: Record, name: str) -> Iterator[Path]:
     yield path / name if path.is_dir() else path.with_name(name)
 
 
-def _repeat(folder: Path, entry: Record, texts: Sequence[str | Path], options: Mapping[str, Any]) -> str:
+def _repeat(folder: Path, entry: Record, moved: Sequence[str | Path], options: Mapping[str, Any]) -> str:
     """Repeat the measurement `entry`; return how the result differs, or "". Raise WeftError if that is impossible."""
     tokens, against = entry.integer("tokens"), entry.get("against", str | None)
     if entry.choice("kind", ("evaluation", "verification")) == "verification":
         again = verify_folder(folder, against=against, prompt=entry.get("prompt", str | None), tokens=tokens, **options)
         return "" if again.passed else f"the relative error is {again.max_relative:.2g}"
-    paths = filter(Path.is_file, map(Path, (entry.text("text"), *texts)))
+    paths = filter(Path.is_file, map(Path, (entry.text("text"), *moved)))
     if (text := next((path for path in paths if hash_file(path) == entry.text("sha256")), None)) is None:
         raise WeftError(f"its text, {entry.text('text')}, is not here or has changed: name it with --text")
     if find_architecture_file(str(against)):
@@ -118,6 +118,6 @@ def _add_measurement(folder: Path, entry: dict[str, Any]) -> None:
     from weft import __version__
 
     record, _ = read_checked(folder)
-    others = [e for e in record.get("measurements", []) if any(e.get(key) != entry.get(key) for key in INPUTS)]
-    changes = {"measurements": [*others, entry | {"weft": __version__}]}
+    previous = [e for e in record.get("measurements", []) if any(e.get(key) != entry.get(key) for key in INPUTS)]
+    changes = {"measurements": [*previous, entry | {"weft": __version__}]}
     amend_manifest(folder, changes, {CARD: render_card(record | changes)} if CARD in record["files"] else {})

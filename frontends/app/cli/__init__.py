@@ -82,7 +82,7 @@ def cli(ctx: click.Context) -> None:
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 reference of the source
       weft eval out/ --against model.gguf --text notes.txt    the loss of quality
-      weft certificate out/                     what is recorded about it, and what still holds
+      weft certificate out/                     its record: sources, passes, measurements; checked again
     """
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())

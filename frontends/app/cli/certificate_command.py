@@ -13,11 +13,11 @@ from .options import device_option
 from .terminal import echo, print_note, print_table, show_progress
 
 
-@click.command("certificate", short_help="What is recorded about a folder, and what of it still holds.")
+@click.command("certificate", short_help="Show the record of a folder, and check it again.")
 @click.argument("folder", type=click.Path())
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write a page (.html) instead of printing tables.")
 @click.option("--recheck", is_flag=True, help="Repeat the recorded evaluations and verifications.")
-@click.option("--text", "texts", multiple=True, type=click.Path(), help="A text of an evaluation, if it has moved.")
+@click.option("--text", "moved", multiple=True, type=click.Path(), help="A text of an evaluation, if it has moved.")
 @device_option
 @click.option("--trust", is_flag=True, help="Run the code that the folder names, for --recheck.")
 @click.pass_context
@@ -35,7 +35,7 @@ def certificate_command(ctx: click.Context, /, folder: str, out: Path | None, **
     """
     from weft.backends.viz.web.page import render_tables
 
-    from ...formats.weft.record_tables import Table
+    from ...formats.weft.record_tables import RecordTable
     from ..api.certificate import certify
     from ..api.draw.comparing import check_html_suffix
 
@@ -43,7 +43,7 @@ def certificate_command(ctx: click.Context, /, folder: str, out: Path | None, **
         check_html_suffix(out)
     with show_progress("checking", "steps") as step:
         certificate = certify(folder, progress=step, **options)
-    tables = [*certificate.tables, Table("Checks", ("", "statement", "reason"), certificate.checks)]
+    tables = [*certificate.tables, RecordTable("Checks", ("", "statement", "reason"), certificate.checks)]
     if out is not None:
         with replace_file(out) as path:
             path.write_text(render_tables(f"Certificate of {folder}", tables), encoding="utf-8")
@@ -52,5 +52,5 @@ def certificate_command(ctx: click.Context, /, folder: str, out: Path | None, **
         echo(f"\n{title}\n")
         print_table(columns, rows)
     if failed := [f"{statement}: {reason}" for status, statement, reason in certificate.checks if status == "FAILS"]:
-        print_note(f"{folder} is not what its record states: {'; '.join(failed)}")
+        print_note(f"{folder} differs from its record: {'; '.join(failed)}")
         ctx.exit(1)

@@ -34,12 +34,12 @@ ROWS = [tuple(line.split(" | ")) for line in _TABLE.strip().splitlines()]  # nam
 
 
 def explain_unknown(name: str, commands: Iterable[str]) -> str:
-    """Return a sentence that names the command to use instead of `name`; `commands` are those that exist."""
+    """Return a sentence that names the command to use instead of `name`; `commands` exist."""
     if Path(name).exists() or "." in name or "/" in name:
-        return f"{name} is not a command: to see what is in a file, use `weft inspect {shlex.quote(name)}`"
+        return f"{name} is not a command: to inspect a file, use `weft inspect {shlex.quote(name)}`"
     guesses = {word: (purpose, example) for words, purpose, example in ROWS for word in words.split()}
-    known, word = [*guesses, *commands], name.lower()
-    match = word if word in known else next(iter(difflib.get_close_matches(word, known, 1)), "")
+    names, word = [*guesses, *commands], name.lower()
+    match = word if word in names else next(iter(difflib.get_close_matches(word, names, 1)), "")
     if match in guesses:
         purpose, example = guesses[match]
         return f"there is no command {name}: to {purpose}, use `{example}`"

@@ -85,7 +85,9 @@ def format_json(data: Any) -> str:
         raise WeftError("a number has more than 4,300 digits, which no real model has") from None
 
 
-json_option = click.option("--json", "wants_json", is_flag=True, help="Print what was written, and by which passes.")
+json_option = click.option(
+    "--json", "wants_json", is_flag=True, help="Print the files written, the passes and notes as JSON."
+)
 
 
 def print_written(

@@ -1,4 +1,4 @@
-"""Tables of what the record of a folder states: sources with hashes, passes with checks, measurements."""
+"""Tables of the statements in the record of a folder: sources with hashes, passes with checks, measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CARD = "README.md"
 SHOWN = {"nll_loss": "ΔNLL {:+.4f}", "kl": "KL {:.3g}", "agreement": "agreement {:.2%}", "cosine": "cosine {:.4f}"}
 
 
-class Table(NamedTuple):
+class RecordTable(NamedTuple):
     """A table with a title."""
 
     title: str
@@ -28,7 +28,7 @@ def list_levels(record: Record) -> list[Record]:
     return levels
 
 
-def build_tables(record: Record) -> list[Table]:
+def build_tables(record: Record) -> list[RecordTable]:
     """Return the tables with rows of `record`, a weft.json or provenance.json; raise WeftError if it is malformed."""
     levels = list_levels(record)
     sources = [level.record("source", {}) for level in levels]
@@ -42,10 +42,10 @@ def build_tables(record: Record) -> list[Table]:
     steps = [_describe_pass(step) for level in levels for step in level.records("passes", [])]
     measured = [_describe_measurement(entry) for level in levels for entry in level.records("measurements", [])]
     tables = (
-        Table("Record", ("", ""), [*dict.fromkeys(facts)]),
-        Table("Sources", ("source", "file", "SHA-256"), hashes),
-        Table("Passes", ("pass", "effect", "rewrites", "check on small random inputs in float64"), steps),
-        Table("Measurements", ("measured", "text", "amount", "result"), measured),
+        RecordTable("Record", ("", ""), [*dict.fromkeys(facts)]),
+        RecordTable("Sources", ("source", "file", "SHA-256"), hashes),
+        RecordTable("Passes", ("pass", "effect", "rewrites", "check on small random inputs in float64"), steps),
+        RecordTable("Measurements", ("measured", "text", "amount", "result"), measured),
     )
     return [table for table in tables if table.rows]
 
@@ -73,7 +73,7 @@ def render_card(record: Mapping[str, Any]) -> str:
     """Return the model card of an exported folder with the provenance.json `record`, in Markdown."""
     title = Record(CARD, record).record("source").text("description", "Model")
     lines = ["---", "library_name: transformers", "tags:", "- weft", "---", "", f"# {title}", ""]
-    lines.append("Written by weft. `weft certificate FOLDER` checks what this page states.")
+    lines.append("Written by weft. `weft certificate FOLDER` checks this page.")
     for table in build_tables(Record(CARD, record)):
         lines += ["", f"## {table.title}", ""]
         for row in (table.columns, ["---"] * len(table.columns), *table.rows):

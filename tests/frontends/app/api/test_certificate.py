@@ -90,7 +90,7 @@ def test_recorded_evaluation_is_repeated(home: Path) -> None:
     assert not reasons(home / "out", recheck=True, device="cpu")
     (home / "text.txt").rename(home / "moved.txt")
     assert "is not here or has changed: name it with --text" in reasons(home / "out", recheck=True)
-    assert not reasons(home / "out", recheck=True, texts=[home / "moved.txt"], device="cpu")
+    assert not reasons(home / "out", recheck=True, moved=[home / "moved.txt"], device="cpu")
 
 
 def test_wrong_score_fails_although_the_seal_is_intact(home: Path) -> None:

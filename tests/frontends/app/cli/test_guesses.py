@@ -51,7 +51,7 @@ def test_guessed_names_are_no_commands_and_unique() -> None:
         ("quantze", "there is no command quantze: to store the weights in fewer bits, use `weft compile model.gguf"),
         ("complie", "there is no command complie: did you mean `weft compile`?"),
         ("xyzzyq", "there is no command xyzzyq; see `weft --help`"),
-        ("a b.gguf", "a b.gguf is not a command: to see what is in a file, use `weft inspect 'a b.gguf'`"),
+        ("a b.gguf", "a b.gguf is not a command: to inspect a file, use `weft inspect 'a b.gguf'`"),
     ],
 )
 def test_unknown_command_names_the_right_one(name: str, message: str) -> None:
