@@ -12,6 +12,7 @@ from weft.ir.display import Displayable
 from weft.ir.graph import Graph
 from weft.ir.storage import Stamp, check_unchanged, scratch_folder
 from weft.ir.storage.contents import hash_file
+from weft.passes.analysis.residual import find_layers_without_residual
 
 if TYPE_CHECKING:
     from .models.families import Settings
@@ -31,7 +32,8 @@ class Model(Displayable):
     idle: the `ignored` keys that an export keeps, because transformers asks for them.
     left_out: parts of the source that the graph lacks. without: names of such parts that the user accepted.
     random_init: the weights are random, not a checkpoint's.
-    pipeline: passes applied since the graph was read. provenance: a model folder's record of earlier steps.
+    pipeline: passes applied since the graph was read; passes: their records. provenance: a model folder's record of
+    earlier steps.
     notes: remarks for the user on reading the source. adapters: folders of the PEFT adapters merged into the weights.
     trained: settings, corpora and versions of the training of the weights; empty if weft did not train them.
     family: the family that a folder was read as, if it differs from that of its config.
@@ -52,6 +54,7 @@ class Model(Displayable):
     stamps: Mapping[Path, Stamp] = field(default_factory=dict)
     random_init: bool = False
     pipeline: str = ""
+    passes: tuple[Mapping[str, Any], ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     adapters: tuple[Path, ...] = ()
@@ -64,7 +67,8 @@ class Model(Displayable):
             self.graph.tokenize = partial(_tokenize, self.tokenizer)
 
     def notices(self, strict: bool = True) -> list[str]:
-        """Return the notes, then a line per part that is left out (with `strict`, except the parts in `without`).
+        """Return the notes, a line per part that is left out (with `strict`, except the parts in `without`), and a line
+        if layers have no residual connection.
 
         Raises:
             WeftError: if `strict`, and a part that changes the outputs is not in `without`, or a name in `without` is
@@ -73,7 +77,14 @@ class Model(Displayable):
         from .models.left_out import check_accepted
 
         left_out = check_accepted(self.spec, self.left_out, self.without) if strict else self.left_out
-        return [*self.notes, *(f"left out: {part}" for part in left_out)]
+        return [*self.notes, *(f"left out: {part}" for part in left_out), *self.list_residual_notes()]
+
+    def list_residual_notes(self) -> list[str]:
+        """Return a line that names the layers of an architecture without a residual connection."""
+        layers = find_layers_without_residual(self.graph) if self.module is not None else []
+        names = ", ".join(layers[:3]) + f" and {len(layers) - 3} more" * (len(layers) > 3)
+        fault = "the output contains the input only through weights; return x + f(x) unless this is intended"
+        return [f"no residual connection in {names}: {fault}"] if layers else []
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """Return the SHA-256 of each file, keyed by `_label`; wrong ones if `abandoned()` becomes True meanwhile."""

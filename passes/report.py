@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.ir import Graph
 
@@ -74,6 +75,19 @@ class PassRecord:
             return ""
         why = self.trace.nearest.removeprefix(f"{self.applied.name}: ")
         return f"{self.applied} rewrote nothing: {why or 'no match found'}"
+
+    def json(self) -> dict[str, Any]:
+        """Return the record as plain data; `checked` is the evidence, and `notes` are warnings and idleness."""
+        return {
+            "pass": str(self.applied),
+            "phase": self.phase,
+            "effect": self.applied.effect,
+            "rewrites": dict(self.trace.rewrites),
+            "nodes": list(self.nodes),
+            "checked": self.evidence or None,
+            "difference": self.difference,
+            "notes": [*self.warnings, *filter(None, [self.idle])],
+        }
 
     def __str__(self) -> str:
         rewrites = f"{self.rewrites} rewrite{'s' * (self.rewrites != 1)}"

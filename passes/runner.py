@@ -48,6 +48,7 @@ def run_passes(
     hooks: Iterable[Hook] = (),
     seed: int = 0,
     progress: Progress = lambda name, done, total: None,
+    store: Path | None = None,
 ) -> Graph:
     """Run `pipeline` on a copy of `graph` and return the copy; its well-formedness is checked after every pass.
 
@@ -55,6 +56,7 @@ def run_passes(
     dump: a folder, created if missing, for the IR text of the input and after every pass, as ``NN-pass.weft``.
     report: gets one record per pass; hooks: are called with a `PassRun` after every pass.
     progress: is called as progress(pass name, done, total) by passes that take long.
+    store: a folder in which passes that fit long keep results for a later run (`choose_store`).
 
     Raises:
         WeftError: on a syntax error in `pipeline`, a pass that refuses the graph, or a failed check (naming the pass).
@@ -69,7 +71,7 @@ def run_passes(
     steps = [(phase.name, applied) for phase in pipeline.phases for applied in phase.passes]
     for index, (phase, applied) in enumerate(steps, 1):
         before, count = current.clone() if verify else None, len(current)
-        trace = Trace(progress=partial(progress, applied.name))
+        trace = Trace(progress=partial(progress, applied.name), store=store)
         start = time.perf_counter()
         if not applied.on_fused:
             refuse_fused(current, applied)

@@ -77,6 +77,12 @@ def get_builder() -> _Builder:
     return builder
 
 
+def get_layer_index() -> int:
+    """Return the index of the layer in whose scope (``layers.3.attn``) modules are called now; 0 outside of layers."""
+    match = re.search(r"(?:^|\.)layers\.(\d+)", get_builder().graph.insertion_scope)
+    return int(match[1]) if match else 0
+
+
 @contextlib.contextmanager
 def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
     """Yield `graph`, into which module calls inside the block emit; `seed` seeds random initial parameters.

@@ -7,7 +7,7 @@ import math
 from weft.ir import ops
 from weft.ir.graph import Value
 
-from .build import fill, module, named, normal, param, provided
+from .build import fill, get_layer_index, module, named, normal, param, provided
 from .checks import need, need_int, need_modules, need_positive, need_type
 from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE
@@ -19,16 +19,17 @@ class DifferentialAttention:
 
     With a_h the output of head h, y_h = (1 − λ₀) · norm(a_h − λ a_{h + heads/2}) for h < heads/2, and
     λ = e^(λq₁·λk₁) − e^(λq₂·λk₂) + λ₀. Key/value heads j and j + kv_heads/2 share values: those of both, concatenated
-    [2·head_dim]. norm is an RMSNorm over these features with `eps`, without weight. λ₀ is `lambda_init`; the paper uses
-    ``lambda_of(layer)``. Parameters: ``q``, ``k``, ``v`` and ``o.weight`` as in `Attention`, with biases if `bias`, and
-    ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and ``lambda_k2`` [head_dim]. `causal` None follows the model.
+    [2·head_dim]. norm is an RMSNorm over these features with `eps`, without weight. λ₀ is `lambda_init`; None follows
+    the depth as in the paper: ``lambda_of(i)`` in layer i, 0.2 outside of layers. Parameters: ``q``, ``k``, ``v`` and
+    ``o.weight`` as in `Attention`, with biases if `bias`, and ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and
+    ``lambda_k2`` [head_dim]. `causal` None follows the model.
     """
 
     heads: int
     kv_heads: int | None = None
     head_dim: int | None = None
     rope: RoPE | None = None
-    lambda_init: float = 0.8
+    lambda_init: float | None = None
     eps: float = 1e-5
     bias: bool = False
     causal: bool | None = None
@@ -39,7 +40,8 @@ class DifferentialAttention:
         need_type(self, "rope", RoPE)
         need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even: heads form pairs")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
-        need(self, 0 <= self.lambda_init < 1, f"lambda_init={self.lambda_init} must be at least 0 and below 1")
+        start = self.lambda_init
+        need(self, start is None or 0 <= start < 1, f"lambda_init={start} must be at least 0 and below 1")
 
     @staticmethod
     def lambda_of(layer: int) -> float:
@@ -54,6 +56,7 @@ class DifferentialAttention:
     def __call__(self, x: Value) -> Value:
         d, kv, half = self.head_dim or divide_width(x, self.heads, "heads"), self.groups, self.groups // 2
         batch, seq, _ = x.shape
+        start = self.lambda_of(get_layer_index()) if self.lambda_init is None else self.lambda_init
         q = linear(x, self.heads * d, "q", self.bias)
         k, v = (linear(x, kv * d, name, self.bias) for name in "kv")
         if self.rope is not None:
@@ -66,19 +69,21 @@ class DifferentialAttention:
             *(q, k, values, None, provided("key_mask")), heads=self.heads, kv_heads=kv, causal=is_causal(self.causal)
         )
         first, second = ops.split.emit(y, sizes=(self.heads * d, self.heads * d), name=("first", "second"))
-        difference = ops.sub(first, ops.mul(second, self._compute_lambda(d), name="second_weighed"), name="difference")
+        difference = ops.sub(
+            first, ops.mul(second, self._compute_lambda(d, start), name="second_weighed"), name="difference"
+        )
         by_head = ops.reshape(difference, shape=(batch, seq, self.heads // 2, 2 * d))
-        scaled = ops.affine(named(RMSNorm(self.eps, weight=False), "norm")(by_head), by=1 - self.lambda_init)
+        scaled = ops.affine(named(RMSNorm(self.eps, weight=False), "norm")(by_head), by=1 - start)
         return linear(ops.reshape(scaled, shape=(batch, seq, self.heads * d)), x.width, "o", self.bias)
 
-    def _compute_lambda(self, d: int) -> Value:
-        """Return the factor λ [1] of the second attention; `d` is the head dimension."""
+    def _compute_lambda(self, d: int, start: float) -> Value:
+        """Return the factor λ [1] of the second attention; `d` is the head dimension, `start` is λ₀."""
 
         def exponential(i: int) -> Value:
             q, k = (param(f"lambda_{name}{i}", (d,), normal(0.1)) for name in "qk")
             return ops.exp(ops.sum(ops.mul(q, k), axes=(0,), keepdims=True))
 
-        return ops.affine(ops.sub(exponential(1), exponential(2)), plus=self.lambda_init, name="lambda")
+        return ops.affine(ops.sub(exponential(1), exponential(2)), plus=start, name="lambda")
 
 
 @module

@@ -7,8 +7,10 @@ sources that change while they are read, `disk` wraps system calls. Never here: 
 
 from .contents import MANIFEST as MANIFEST
 from .contents import PROVENANCE as PROVENANCE
+from .contents import amend_manifest as amend_manifest
 from .contents import check_contents as check_contents
 from .contents import check_format as check_format
+from .contents import read_checked as read_checked
 from .contents import write_manifest as write_manifest
 from .output import check_replaceable as check_replaceable
 from .output import replace_file as replace_file

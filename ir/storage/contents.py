@@ -29,11 +29,31 @@ def write_manifest(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     spaces.
     """
     files = dict(_hash_files(folder, sorted(set(_list_files(folder)) - {name})))
-    sealed = {**record, "format": FORMAT, "files": files}
+    _seal(folder / name, {**record, "format": FORMAT, "files": files})
+
+
+def amend_manifest(folder: Path, changes: Mapping[str, Any], files: Mapping[str, str] | None = None) -> None:
+    """Replace entries of the manifest of `folder` by `changes`, and listed `files` (name → contents).
+    Raise WeftError if there is no manifest, or it has been modified."""
+    path, manifest = _find_manifest(folder)
+    if manifest is None or manifest.get("checksum") != _compute_checksum(manifest):
+        raise WeftError(f"{folder} cannot take a record: it has no unmodified {' or '.join(MANIFESTS)}")
+    for name, text in (files or {}).items():
+        _replace_text(folder / name, text)
+        manifest["files"][name] = hash_file(folder / name)
+    _seal(path, {**manifest, **changes})
+
+
+def _seal(path: Path, manifest: Mapping[str, Any]) -> None:
+    sealed = {key: value for key, value in manifest.items() if key != "checksum"}
     sealed["checksum"] = _compute_checksum(sealed)
-    half = folder / f".{name}.half"  # renamed when complete: a folder with a manifest is a finished result
-    half.write_text(json.dumps(sealed, indent=2) + "\n", encoding="utf-8")
-    half.rename(folder / name)
+    _replace_text(path, json.dumps(sealed, indent=2) + "\n")
+
+
+def _replace_text(path: Path, text: str) -> None:
+    half = path.with_name(f".{path.name}.half")  # renamed when complete: a folder with a manifest is a finished result
+    half.write_text(text, encoding="utf-8")
+    half.rename(path)
 
 
 def check_format(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -56,15 +76,21 @@ def check_contents(folder: Path) -> int:
     Raises:
         WeftError: naming a damaged or missing file; or if there is no manifest with checksums, or its format is newer.
     """
-    path, manifest = _find_manifest(folder, links=True)  # snapshots in the cache of the hub are folders of links
-    if manifest is None:
-        raise WeftError(f"{folder} cannot be checked: it has no {' or '.join(MANIFESTS)} with checksums of its files")
-    check_format(path, manifest)
-    damages = [f"{name} {damage}" for name, damage in _find_damage(folder, path, manifest)]
+    manifest, damages = read_checked(folder)
     if damages:
         rest = f" (and {count} more file{'s' * (count > 1)})" if (count := len(damages) - 1) else ""
         raise WeftError(f"{folder} is damaged: {damages[0]}{rest}; compile it again")
     return len(manifest["files"])
+
+
+def read_checked(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the manifest of `folder`, and a phrase for each damaged or missing file. Raise WeftError if there is no
+    manifest with checksums, or its format is newer."""
+    path, manifest = _find_manifest(folder, links=True)  # snapshots in the cache of the hub are folders of links
+    if manifest is None:
+        raise WeftError(f"{folder} cannot be checked: it has no {' or '.join(MANIFESTS)} with checksums of its files")
+    check_format(path, manifest)
+    return manifest, [f"{name} {damage}" for name, damage in _find_damage(folder, path, manifest)]
 
 
 def find_unlisted(folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from weft.ir.op import Trait
 
 from .states import has_cache
 
-_LAYER = re.compile(r"((?:.*?\.)?layers)\.(\d+)(?:\.|$)")
+LAYER = re.compile(r"((?:.*?\.)?layers)\.(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
     refuse_caches(graph, rule)
     stacks: dict[str, dict[int, list[Node]]] = {}
     for node in graph.nodes:
-        if match := _LAYER.match(node.scope):
+        if match := LAYER.match(node.scope):
             stacks.setdefault(match[1], {}).setdefault(int(match[2]), []).append(node)
     if not stacks:
         raise WeftError(f"{rule}: graph {graph.name} has no layers, which are scopes named layers.0, layers.1, …")
@@ -114,7 +114,7 @@ def expand_add_norms(graph: Graph) -> bool:
             normed, total = node.op.expand(node)
         graph.replace(node, normed, total)
         scopes = [v.producer.scope for v in node.inputs[:2] if v is not None and v.producer is not None]
-        layers = {int(match[2]): f"{match[1]}.{match[2]}" for scope in scopes if (match := _LAYER.match(scope))}
+        layers = {int(match[2]): f"{match[1]}.{match[2]}" for scope in scopes if (match := LAYER.match(scope))}
         assert total.producer is not None
         # The addition belongs to the later of the layers that compute its operands: it ends that layer.
         total.producer.scope = layers[max(layers)] if layers else scopes[-1] if scopes else ""

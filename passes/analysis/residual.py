@@ -14,6 +14,7 @@ from weft.ir.op import Trait
 
 from ..edits.absorb import OUTPUT_WEIGHTS, AxisMap, absorb_output_map, find_computed_weight, is_row_move
 from ..edits.edit import backward_slice, derive_param, replace_param
+from .layers import LAYER
 
 
 @dataclass
@@ -61,6 +62,47 @@ def require_streams(graph: Graph, rule: str) -> list[ResidualStream]:
     if not all_streams:
         raise WeftError(f"{rule}: graph {graph.name} has no residual stream: no norm reads a sum of two values")
     return all_streams
+
+
+def find_layers_without_residual(graph: Graph) -> list[str]:
+    """Return the scopes of layers whose output contains their input only through weights or a mixer of tokens.
+    A layer whose output is added to another value outside of all layers has a residual connection."""
+    layers: dict[str, set[Node]] = {}
+    for node in graph.nodes:
+        if match := LAYER.match(node.scope):
+            layers.setdefault(match[0].removesuffix("."), set()).add(node)
+    return [scope for scope, nodes in layers.items() if not _has_residual(nodes)]
+
+
+def _has_residual(layer: set[Node]) -> bool:
+    computed = {v for n in layer for v in n.outputs}
+    entries = {v for n in layer for v in n.inputs if v is not None and v not in computed and _is_state(v)}
+    exits = [v for v in computed if _is_state(v) and (v.is_output or any(user not in layer for user in v.users))]
+    waiting = [v for v in exits if any(v.shape[-1] == entry.shape[-1] for entry in entries)]
+    adders = {user for v in waiting for user in v.users if user.op in (ops.add, ops.add_norm)}
+    if not waiting or any(not LAYER.match(user.scope) for user in adders):
+        return True
+    seen = set(waiting)
+    for value in waiting:  # grows during the walk
+        if value in entries:
+            return True
+        if value in computed and value.producer is not None and not _mixes(value.producer):
+            waiting += {v for v in value.producer.inputs if v is not None} - seen
+            seen.update(waiting)
+    return False
+
+
+def _is_state(value: Value) -> bool:
+    return not isinstance(value, Param) and value.type.dtype.is_float and len(value.shape) > 1
+
+
+def _mixes(node: Node) -> bool:
+    """Return whether `node` multiplies by weights or mixes tokens: its result no longer contains its operand."""
+    traits = node.op.traits
+    if traits & {Trait.ATTENTION, Trait.RECURRENT, Trait.COMPARES}:
+        return True
+    keeps = traits & {Trait.ELEMENTWISE, Trait.VIEW, Trait.COPY, Trait.NORM} and Trait.FUSED not in traits
+    return not keeps and any(isinstance(v, Param) for v in node.inputs)
 
 
 def find_tables(streams: Sequence[ResidualStream]) -> Iterator[Value]:

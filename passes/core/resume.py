@@ -8,16 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import re
 import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from weft.ir import Param, WeftError
 from weft.ir.recipes.readers import Array
 from weft.ir.storage.documents import expand_home
-from weft.ir.storage.partials import create_temporary
+from weft.ir.storage.partials import PARTIAL, create_temporary, remove_leftovers
 from weft.ir.types.block_layouts import BlockLayout, Blocks
+
+
+def choose_store(out: str | Path) -> Path:
+    """Return the folder OUT.partial for results of long fits for `out`; call `remove_results` when `out` is written."""
+    return Path(f"{os.path.abspath(expand_home(out))}.partial")
+
+
+def remove_results(store: Path) -> None:
+    """Remove the results in the folder `store`, and the folder if it has no other files."""
+    if store.is_dir():
+        remove_leftovers(store, PARTIAL)
+        for file in store.glob("*.npz"):
+            if re.fullmatch(r"[0-9a-f]{32}", file.stem):
+                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            store.rmdir()
 
 
 class ResultStore:
@@ -27,7 +46,7 @@ class ResultStore:
     the folder cannot be created.
     """
 
-    def __init__(self, folder: str | None, tokens: Sequence[Array], *settings: object) -> None:
+    def __init__(self, folder: str | Path | None, tokens: Sequence[Array], *settings: object) -> None:
         self._folder = None if folder is None else expand_home(folder)
         self._digest = hashlib.sha256(repr(settings).encode())
         for ids in tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Trace:
     misses: the nearest miss of every rule that never fired.
     near: name of a node's first output -> the nearest miss of any rule at that node; only nodes with a failed match.
     progress: called as progress(done, total) by passes that take long.
+    store: folder for the results of long fits, with which a later run continues; None without one.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -49,6 +51,7 @@ class Trace:
     misses: list[Miss] = field(default_factory=list)
     near: dict[str, Miss] = field(default_factory=dict)
     progress: Callable[[int, int], None] = field(default=lambda done, total: None, repr=False, compare=False)
+    store: Path | None = field(default=None, repr=False, compare=False)
 
     def record_rewrite(self, rule: str, at: str) -> None:
         """Count one rewrite by `rule` at the value named `at`."""

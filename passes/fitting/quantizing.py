@@ -7,7 +7,10 @@ moment. Memory is needed for one moment, one activation of all sequences, and on
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -45,7 +48,10 @@ GRIDS = (  # integer layouts that are recognized in weights stored as floats: fe
     build_integer_layout(8, 32, False),
 )
 
+MEASURED = 8.0  # seconds of fitting from which the time of all is estimated
+
 Progress = Callable[[int, int], None]
+_log = logging.getLogger("weft")
 
 
 def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...] = ()) -> None:
@@ -139,13 +145,15 @@ def fit_gptq(
     texts: Sequence[Array],
     plan: Mapping[Matrix, BlockLayout],
     progress: Progress = lambda done, total: None,
-    resume: str | None = None,
+    resume: str | Path | None = None,
 ) -> Iterator[str]:
     """Round the matrices of `plan` by GPTQ on the `texts` (ids [batch, length]); yield the name of each after rounding.
     The order is that of their first readers in the graph. Embedding tables are first rounded to nearest and not
     yielded. Unless `resume` is None, results are stored in this folder and loaded from it by a later run.
-    `progress` is called as progress(elements done, elements in total)."""
+    `progress` is called as progress(elements done, elements in total). If the fit takes long, the time that it takes is
+    logged once, measured on the first matrices."""
     done, total = 0, sum(matrix.elements for matrix in plan)
+    loaded, times, estimated = 0, list[tuple[int, float]](), False
     activations = Activations(graph, texts, dtype=np.float32)
     original = Activations(graph.clone(), texts, dtype=np.float32) if total <= MAX_FOLLOWED else None
     finished = ResultStore(resume, texts, RIDGE, SHRINK, CORRECTION if original else 0, POOLED_SHARE)
@@ -164,6 +172,9 @@ def fit_gptq(
             keys = {m: finished.advance(m.param, plan[m]) for m in chosen} if finished.is_active else {}
             blocks = {m: result for m, key in keys.items() if (result := finished.load(key)) is not None}
             layouts = {m: plan[m] for m in chosen if m not in blocks}
+            if blocks and not loaded:
+                _log.warning("quantize: continues with results of an interrupted run, in %s", resume)
+            loaded, start = loaded + len(blocks), time.perf_counter()
             if not layouts:
                 fitted = {}
             elif node.op is ops.moe:
@@ -178,6 +189,15 @@ def fit_gptq(
             for matrix in chosen:
                 done += matrix.elements
                 yield matrix.param.name
+            if fitted:
+                times.append((sum(matrix.elements for matrix in fitted), time.perf_counter() - start))
+            # Without the first, which may compute the activations of many layers.
+            elements, seconds = sum(n for n, _ in times[1:]), sum(s for _, s in times[1:])
+            if not estimated and seconds >= MEASURED:
+                estimated, minutes = True, max(1, round(seconds / elements * (total - done) / 60))
+                read = f"gptq fits {len(plan)} matrices to {sum(ids.size for ids in texts):,} tokens of text"
+                cost = f"about {minutes} minutes more, measured on the first"
+                _log.warning("quantize: %s, %s; method=fast takes seconds and loses more", read, cost)
     progress(total, total)
 
 

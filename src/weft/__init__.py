@@ -121,6 +121,7 @@ _PUBLIC = {
     ),
     "weft.frontends": ("load_source",),
     "weft.frontends.app.api.bisect.bisection": ("bisect",),
+    "weft.frontends.app.api.certificate": ("certify",),
     "weft.frontends.app.api.compile": ("compile",),
     "weft.frontends.app.api.verify.evaluation": ("evaluate",),
     "weft.frontends.app.api.export": ("export",),

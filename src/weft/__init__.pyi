@@ -122,6 +122,9 @@ from weft.frontends import (
 from weft.frontends.app.api.bisect.bisection import (
     bisect as bisect,
 )
+from weft.frontends.app.api.certificate import (
+    certify as certify,
+)
 from weft.frontends.app.api.compile import (
     compile as compile,
 )
@@ -376,6 +379,7 @@ __all__ = [
     "WordWeights",
     "__version__",
     "building",
+    "certify",
     "compare",
     "contribute",
     "distil",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from .engines.plans import make_plans
 from .engines.refusals import explain_engines, find_refusals
 from .lower.lower_base_and_head import lower_sides
 from .lower.stacked_experts import get_experts_path, make_stack_recipes
+from .model_names import RESERVED_WORD, derive_class_name, derive_stem
 from .modeling.base import BaseModel
 from .modeling.configuration_file import TORCH_DTYPES, count_layer_states, write_configuration
 from .modeling.initial import find_usual_std
@@ -41,16 +41,10 @@ from .modeling.modeling_file import (
 )
 
 GRAPH_FILE = "model.weft"  # as in folders of graphs
-ENGINE_PREFIXES = (  # prefixes of class names in transformers and engines
-    *("albert", "bamba", "bart", "bert", "bloom", "cohere", "dbrx", "deepseek", "falcon", "gemma", "glm", "gpt"),
-    *("granite", "jamba", "llama", "mamba", "mbart", "minimax", "mistral", "mixtral", "moe", "nemotron", "olmo", "opt"),
-    *("phi", "qwen", "roberta", "rwkv", "smollm", "stablelm", "starcoder", "switch", "t5", "transformer", "zamba"),
-)
 ACTIVATION_MODULES = {  # of scores, as sentence-transformers names them
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
     "identity": "torch.nn.modules.linear.Identity",
 }
-RESERVED_WORD = "mamba"  # `generate` passes caches to classes with this in their names as another argument
 
 
 class TransformersFolder:
@@ -215,20 +209,3 @@ class TransformersFolder:
         tokens = self._graph.meta | {"eos_token_id": eos if len(eos) > 1 else eos[0]}
         keys = (f"{token}_token_id" for token in ("bos", "eos", "pad", "decoder_start"))
         return {key: tokens[key] for key in keys if tokens.get(key) is not None}
-
-
-def derive_class_name(name: str) -> str:
-    """Return a CamelCase class name for the model `name` without its size ("smol-135M" → "Smol"); "Weft" if nothing or
-    Model remains. RESERVED_WORD becomes Ssm. A name that begins with a digit or one of ENGINE_PREFIXES gets the prefix
-    Weft."""
-    words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
-    joined = "".join(w[0].upper() + w[1:] for w in words)
-    if joined in ("", "Model"):  # else its base model would be called ModelModel
-        return "Weft"
-    joined = re.sub(RESERVED_WORD, "Ssm", joined, flags=re.IGNORECASE)
-    return f"Weft{joined}" if joined[0].isdigit() or joined.lower().startswith(ENGINE_PREFIXES) else joined
-
-
-def derive_stem(name: str) -> str:
-    """Return the class name `name` in snake case: the end of file names and the model_type."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -75,6 +75,12 @@ def render_template(template: str, **values: Any) -> str:
     """Render the Jinja template file `template` of this package with the variables `values`."""
     environment = Environment(loader=PackageLoader(__package__), autoescape=False, trim_blocks=True)
     return environment.get_template(template).render(values)
+
+
+def render_tables(title: str, tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]) -> str:
+    """Return an HTML page with `tables` (title, columns, rows)."""
+    sheet = f"{style.format_variables()}\n{read_resource('styles/tables.css')}"
+    return render_template("tables.html.j2", title=title, tables=tables, faces=format_font_faces(), style=sheet)
 
 
 def encode_json(data: Any) -> str:

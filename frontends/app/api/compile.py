@@ -22,6 +22,7 @@ from weft.ir.storage import MANIFEST, check_replaceable, replace_folder, write_m
 from weft.ir.storage.documents import expand_home
 from weft.passes import Report, lookup, run_passes
 from weft.passes.analysis.states import find_caches
+from weft.passes.core.resume import choose_store, remove_results
 from weft.passes.forms import derive_graphs
 from weft.passes.library.target.rope_length import RopeLength
 
@@ -124,10 +125,11 @@ def compile(
         raise make_no_effect_error(f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} has a cache")
     clock["load"] = time.perf_counter()
     built: list[_BuiltVariant] = []
+    store = choose_store(out)
     for variant in variants:
         name = f"{variant.dtype}-{variant.weights}"
         steps = Path(dump_ir, name) if dump_ir and len(variants) > 1 else dump_ir
-        built.append(_build(variant, model.graph, passes, selected, length, notes, verify, steps, progress))
+        built.append(_build(variant, model.graph, passes, selected, length, notes, verify, steps, progress, store))
     main = built[0]
     _check_length(main.graph, length, max_length is None, notes)
     if backend.own_code:
@@ -146,7 +148,9 @@ def compile(
         for each in built:
             each.model.write(folder, step)
         manifest = build_manifest(main.graph, backend, main.dtype, length, main.pipeline, model, hashes())
+        manifest["passes"] = [*model.passes, *(record.json() for record in main.report.records)]
         write_manifest(folder, MANIFEST, manifest | main.model.facts)
+    remove_results(store)
     clock["write"] = time.perf_counter()
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}
     explain = partial(getattr(main.model, "explain", lambda report: []), main.report)
@@ -178,13 +182,14 @@ def _build(
     verify: bool,
     dump_ir: str | Path | None,
     progress: Progress,
+    store: Path,
 ) -> _BuiltVariant:
     """Run the passes of `variant` on a copy of `graph`, and lower it; append notes for the user to `notes`."""
     target, dtype, report = variant.target, str(variant.dtype), Report()
     first = "" if variant.weights is None else expand_weights(graph, variant.weights)
     text = ", ".join(filter(None, (first, passes, *selected.passes().values())))
     pipeline = target.pipeline(graph, dtype, text, length)
-    graph = run_passes(graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=progress)
+    graph = run_passes(graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=progress, store=store)
     forms = derive_graphs(graph, target.forms(graph, selected), verify=verify, dump=dump_ir, report=report)
     notes += (line for record in report.records for line in record.warnings)
     model = target.build(forms, dtype, length, selected, notes)

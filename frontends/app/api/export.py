@@ -10,6 +10,7 @@ from weft.backends.safetensors import Progress
 from weft.ir.errors import WeftError
 from weft.ir.storage import check_replaceable
 from weft.passes import Report
+from weft.passes.core.resume import choose_store, remove_results
 
 from ...model import SourceLike
 from .rewrite import rewrite
@@ -77,19 +78,22 @@ def export(
     if format == "hf":
         check_replaceable(Path(out), model.files)
     if passes.strip():
-        model = rewrite(model, passes, report=report)
+        model = rewrite(model, passes, report=report, store=choose_store(out))
+    family = ""
     if format == "hf":
         from ...export.hf.hf_folder import write_huggingface
 
-        return write_huggingface(model, out, dtype=dtype, weights=weights, progress=progress, note=note).family
-    if format == "gguf":
+        family = write_huggingface(model, out, dtype=dtype, weights=weights, progress=progress, note=note).family
+    elif format == "gguf":
         from ...export.gguf.file import write_gguf
 
-        return write_gguf(model, out, dtype=dtype, weights=weights, progress=progress, note=note)
-    from ...export.parameters import write_parameters
+        family = write_gguf(model, out, dtype=dtype, weights=weights, progress=progress, note=note)
+    else:
+        from ...export.parameters import write_parameters
 
-    write_parameters(model, out, dtype=dtype, progress=progress)
-    return ""
+        write_parameters(model, out, dtype=dtype, progress=progress)
+    remove_results(choose_store(out))
+    return family
 
 
 def _select_format(out: str | Path, kind: str | None) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import expand_home, read_text
@@ -62,10 +63,12 @@ def rewrite(
     report: Report | None = None,
     hooks: Iterable[Hook] = (),
     progress: Progress = lambda name, done, total: None,
+    store: Path | None = None,
 ) -> Model:
     """Return `model` with its graph rewritten by the pipeline `passes` (a string, or a file as in `resolve_pipeline`).
 
-    An empty pipeline returns `model`; others drop its `module`, and also its `settings` unless all passes are exact.
+    `store` is a folder for results of long fits, as in `run_passes`. An empty pipeline returns `model`; others drop its
+    `module`, and also its `settings` unless all passes are exact.
 
     Raises:
         WeftError: if the pipeline is invalid, or a pass cannot be applied.
@@ -73,7 +76,11 @@ def rewrite(
     pipeline = parse_pipeline(resolve_pipeline(passes), default_pipeline(model.graph))
     if not pipeline.passes:
         return model
-    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report, hooks=hooks, progress=progress)
+    options: dict[str, Any] = {"verify": verify, "dump": dump, "hooks": hooks, "progress": progress, "store": store}
+    report, done = report or Report(), len(report.records if report else ())
+    graph = run_passes(model.graph, pipeline, report=report, **options)
+    records = (*model.passes, *(record.json() for record in report.records[done:]))
     pipelines = "; ".join(text for text in (model.pipeline, str(pipeline)) if text)
     exact = all(step.effect == "exact" for step in pipeline.passes)
-    return replace(model, graph=graph, module=None, pipeline=pipelines, settings=model.settings if exact else None)
+    settings = model.settings if exact else None
+    return replace(model, graph=graph, module=None, pipeline=pipelines, passes=records, settings=settings)

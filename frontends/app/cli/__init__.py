@@ -14,6 +14,7 @@ from weft.ir.registry import import_plugin
 
 from . import bisect_command as bisecting
 from . import catalog_commands as catalog
+from . import certificate_command as certifying
 from . import compare_command as comparing
 from . import compile_command as compiling
 from . import completion
@@ -83,6 +84,7 @@ def cli(ctx: click.Context) -> None:
       weft verify out/                          compare with the float64 reference of the source
       weft bisect model.gguf out/               find the first operation that differs, and how
       weft eval out/ --against model.gguf --text notes.txt    the loss of quality
+      weft certificate out/                     its record: sources, passes, measurements; checked again
     """
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())
@@ -103,7 +105,7 @@ COMMANDS = {  # in the groups of `weft --help`
     ),
     "Train": (training.train_command, distilling.distil_command, comparing.compare_command),
     "Change": (opting.opt_command,),
-    "Trust": (verifying.verify_command, bisecting.bisect_command),
+    "Trust": (verifying.verify_command, bisecting.bisect_command, certifying.certificate_command),
     "Shell": (completion.completion_command,),
 }
 for group, commands in COMMANDS.items():

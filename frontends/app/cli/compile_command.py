@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_sources
 from .options import adapter_option, add_passes_option, family_option, seed_option, target_option, without_option
-from .terminal import echo, format_bytes, print_note, show_progress
+from .terminal import echo, format_bytes, json_option, print_note, print_written, show_progress
 
 if TYPE_CHECKING:
     from ..api.compile import CompileReport
@@ -68,7 +68,8 @@ def _require_change(default: Any, ctx: click.Context, option: click.Parameter, v
 @click.option(
     "--weights",
     metavar="int4 | int8 | …",
-    help="Quantize the weights; see `weft passes quantize`. Default: not quantized.",
+    help='Quantize the weights. "int4{method=fast}" searches scales only (seconds); method=best, the default, keeps '
+    "codes of the file or fits new ones to a text (minutes); see `weft passes quantize`. Default: not quantized.",
 )
 @click.option(
     "--max-length",
@@ -95,7 +96,10 @@ def _require_change(default: Any, ctx: click.Context, option: click.Parameter, v
 )
 @without_option
 @seed_option
-def compile_command(source: str, out: str, target: str, trace: bool, explain: bool, **options: Any) -> None:
+@json_option
+def compile_command(
+    source: str, out: str, target: str, trace: bool, explain: bool, wants_json: bool, **options: Any
+) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
     An older folder is replaced only when the new one is complete. An architecture without a checkpoint (a preset or
@@ -127,19 +131,23 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
         print_note(line)
     if trace:
         echo("\n".join([str(report.passes), *report.trace]), err=True)
-    if explain:
-        echo("\n".join(report.explain()))
-    echo(_summarize(report, out))
+    if wants_json:
+        facts = dict[str, Any](source=report.model.description, target=target, dtype=report.dtype)
+        facts |= {"nodes": len(report.graph), "weight_bytes": report.weight_bytes, "refused_lowerings": report.trace}
+        facts |= {"explained": report.explain()} if explain else {}
+        print_written(out, report.passes, report.notes, report.seconds, backend.libraries, **facts)
+    else:
+        echo("\n".join([*(report.explain() if explain else ()), _summarize(report, out)]))
     if report.model.family is not None and report.graph.meta.get("kind") == "image-encoder":
         print_note(f"{out} reads images, so it was not compared with transformers")
     elif report.model.family is not None and TARGETS.lookup(report.target).runs:
-        _compare_with_transformers(out, source, report.model.family)
+        (print_note if wants_json else echo)(_compare_with_transformers(out, source, report.model.family))
 
 
-def _compare_with_transformers(out: str, source: str, family: str) -> None:
-    """Compare `out`, whose `source` was read as `family` (--as), with transformers; print the result.
+def _compare_with_transformers(out: str, source: str, family: str) -> str:
+    """Compare `out`, whose `source` was read as `family` (--as), with transformers; return a sentence for the user.
 
-    Print a note if transformers cannot load the source; raise WeftError if the two differ.
+    Raise WeftError if the two differ.
     """
     from ..api.verify.verification import verify_folder
 
@@ -148,14 +156,13 @@ def _compare_with_transformers(out: str, source: str, family: str) -> None:
             result = verify_folder(out, against=source, trust=True, progress=step)
     except WeftError as e:
         reason = str(e).splitlines()[0]  # transformers' own errors have more lines
-        print_note(f"not checked whether {source} computes the same as a {family} model: {reason}")
-        return
+        return f"not checked whether {source} computes the same as a {family} model: {reason}"
     if not result.passed:
         raise WeftError(
             f"{source} is not a {family} model: {out} differs from transformers by {result.max_relative:.1e} of the "
             f"largest value, where rounding explains {result.tolerance:.1e}"
         )
-    echo(f"equal to transformers on {source} within {result.max_relative:.1e}")
+    return f"equal to transformers on {source} within {result.max_relative:.1e}"
 
 
 def note_random_weights(report: CompileReport) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from weft.ir.errors import WeftError
+from weft.ir.storage import read_checked
 
 from .completion import complete_sources
 from .open_model import check_trust
@@ -16,6 +19,9 @@ from .terminal import echo, format_bytes, format_count, format_json, print_note,
 
 if TYPE_CHECKING:
     from ..api.verify.evaluation import Evaluation, Score
+
+EXCEEDED = 1
+_LIMITED = {"max_kl": ("KL", "kl"), "max_loss": ("ΔNLL", "nll_loss"), "min_cosine": ("cosine", "cosine")}
 
 
 @click.command("eval", short_help="Measure the quality cost of rewrites: NLL, KL, time.")
@@ -55,16 +61,24 @@ if TYPE_CHECKING:
     help="Also draw quality against size, and the error and bits of each layer: .svg, .png or .pdf.",
 )
 @default_option("--theme", "light", "The colours of the chart.", type=click.Choice(["light", "dark"]))
+@click.option("--max-kl", type=click.FloatRange(0), help="Exit with 1 if the KL of a model is above this.")
+@click.option("--max-loss", type=float, help="Exit with 1 if the ΔNLL of a model is above this, in nats per token.")
+@click.option("--min-cosine", type=float, help="Exit with 1 if the cosine of an encoder is below this.")
 @device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--record", is_flag=True, help="Add the scores to the records of the models; see `weft certificate`.")
+@click.pass_context
 def eval_command(
+    ctx: click.Context,
+    /,
     models: tuple[str, ...],
     pipelines: tuple[str, ...],
     plot: str | None,
     theme: str,
     layers: bool,
     wants_json: bool,
+    record: bool,
     **options: Any,
 ) -> None:
     """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, one row per model.
@@ -72,6 +86,8 @@ def eval_command(
     Decoders: negative log-likelihood (NLL) per token in nats, perplexity, KL divergence from the original, share of
     positions with the same most likely token. Encoders: cosine between embeddings of the same lines. All models: time
     per token, bytes of the weights, bits per weight of linear layers, parameters, cache bytes per token.
+
+    With a limit (--max-kl, --max-loss, --min-cosine) the exit status is 1 if a model exceeds it, as a check in CI.
 
     \b
     Examples:
@@ -81,6 +97,7 @@ def eval_command(
       weft eval --against ./Qwen3-0.6B --adapter ./my-lora --text notes.txt
       weft eval q4/ q8/ --against model.gguf --text notes.txt --plot quality.svg
       weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
+      weft eval q4/ --against model.gguf --text notes.txt --max-kl 0.05 --max-loss 0.02
     """
     from weft.backends.viz.formats.chart import check_chart
 
@@ -92,9 +109,18 @@ def eval_command(
     if options["trust"]:
         check_trust([options["against"], *models])
     rewrites = _parse_variants(pipelines)
+    limits = {name: limit for name in _LIMITED if (limit := options.pop(name)) is not None}
+    if limits and not (models or rewrites or options["weights"] or options["adapters"]):
+        raise click.UsageError("a limit needs a model to compare with the original")
+    for model in models if record else ():  # before long work
+        read_checked(Path(model))
     with show_progress("opening", "steps") as step:
         measured = layers or plot is not None
         evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=print_note, **options)
+    for i, model in enumerate(models if record else (), 1):
+        from ..api.certificate import record_evaluation
+
+        record_evaluation(Path(model), evaluation, i, options["against"])
     if plot is not None:
         plot_evaluation(evaluation, plot, theme == "dark")
         print_note(f"{plot} written")
@@ -102,6 +128,23 @@ def eval_command(
         echo(format_json(evaluation.json()))
     else:
         _print_evaluation(evaluation, layers)
+    if excesses := _list_excesses(evaluation, limits):
+        print_note("; ".join(excesses))
+        ctx.exit(EXCEEDED)
+
+
+def _list_excesses(evaluation: Evaluation, limits: Mapping[str, float]) -> list[str]:
+    """Return a phrase for each model and limit that it exceeds; raise WeftError for a limit that cannot apply."""
+    excesses = []
+    for name, limit in limits.items():
+        (column, key), option, sign = _LIMITED[name], f"--{name.replace('_', '-')}", -1 if name.startswith("min") else 1
+        for score in evaluation.scores[1:]:
+            if (value := getattr(score, key)) is None:
+                raise WeftError(f"{option} does not apply to {score.name}, which has no {column}: leave it out")
+            if not sign * value <= sign * limit:  # also a NaN
+                relation = "above" if sign > 0 else "below"
+                excesses.append(f"{score.name} has {column} {value:.4g}, {relation} {option} {limit:g}")
+    return excesses
 
 
 def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:

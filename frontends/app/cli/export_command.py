@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from .completion import complete_sources
 from .opt_command import report_passes
 from .options import adapter_option, add_passes_option, default_option, seed_option, without_option
-from .terminal import print_note, show_progress
+from .terminal import json_option, print_note, print_written, show_progress
 
 
 @click.command("export", short_help="Write a checkpoint for transformers or llama.cpp.")
@@ -34,7 +35,8 @@ from .terminal import print_note, show_progress
 @click.option("--trace", is_flag=True, help="Report on stderr: the rewrites and skipped places of each pass.")
 @without_option
 @seed_option
-def export_command(source: str, out: str, passes: str, trace: bool, **options: Any) -> None:
+@json_option
+def export_command(source: str, out: str, passes: str, trace: bool, wants_json: bool, **options: Any) -> None:
     """Write SOURCE, rewritten or not, as a checkpoint of another library.
 
     hf: a folder for transformers. gguf: a file for llama.cpp. For both, weft searches for a family with the same graph,
@@ -52,7 +54,7 @@ def export_command(source: str, out: str, passes: str, trace: bool, **options: A
 
     from ..api.export import export
 
-    report, notes = Report(priced=trace), list[str]()
+    report, notes, start = Report(priced=trace), list[str](), time.perf_counter()
     with show_progress(f"reading {source}") as step:
         family = export(source, out, passes=passes, report=report, progress=step, note=notes.append, **options)
     report_passes(report, passes, trace)
@@ -60,3 +62,6 @@ def export_command(source: str, out: str, passes: str, trace: bool, **options: A
         print_note(line)
     if family:
         print_note(f"{out} is a {family} model")
+    if wants_json:
+        seconds = {"all": time.perf_counter() - start}
+        print_written(out, report, notes, seconds, ("numpy", "safetensors"), source=source, family=family)

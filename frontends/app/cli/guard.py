@@ -21,6 +21,7 @@ import click
 
 from weft.ir.errors import WeftError
 
+from .guesses import explain_unknown
 from .option_rules import check_options
 from .terminal import echo, print_note
 
@@ -58,6 +59,13 @@ class Root(click.Group):
             with formatter.section(group):  # names padded to one width, so that the columns of all groups align
                 rows = [((c.name or "").ljust(width), c.get_short_help_str(limit)) for c in commands]
                 formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
+            raise WeftError(explain_unknown(args[0], self.commands))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

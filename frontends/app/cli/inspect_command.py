@@ -13,7 +13,7 @@ from weft.backends import DEFAULT_TARGET
 
 from .completion import complete_sources
 from .options import adapter_option, default_option, target_option
-from .terminal import echo, format_bytes, format_count, print_table
+from .terminal import echo, format_bytes, format_count, print_note, print_table
 
 if TYPE_CHECKING:
     from weft.backends.torch.transformers.scale.estimate import ParallelCosts
@@ -88,6 +88,8 @@ def inspect_command(
     from ..api.inspect.weight_sizes import compute_weight_sizes
 
     model = load_source(source, adapters=adapters)
+    for line in model.list_residual_notes():
+        print_note(line)
     inspection = inspect(model, tokens)
     costs = compute_part_costs(model.graph, inspection.tokens, DTYPES[dtype]) if parts or as_json else ()
     has_dtype = ctx.get_parameter_source("dtype") is not ParameterSource.DEFAULT

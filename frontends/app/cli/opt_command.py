@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from .compile_command import FOLDER
 from .completion import complete_sources
 from .options import adapter_option, add_passes_option, without_option
 from .passes_command import print_passes
-from .terminal import echo, print_note, show_progress
+from .terminal import echo, json_option, print_note, print_written, show_progress
 
 if TYPE_CHECKING:
     from weft.ir import Graph
@@ -60,6 +61,7 @@ def _print_list(ctx: click.Context, _: click.Parameter, requested: bool) -> None
 @click.option(
     "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_print_list, help="List the passes."
 )
+@json_option
 def opt_command(
     source: str,
     passes: str,
@@ -71,6 +73,7 @@ def opt_command(
     viz: Path | None,
     verify: bool,
     trace: bool,
+    wants_json: bool,
 ) -> None:
     """Run a pipeline of passes on the graph of SOURCE, and write the result. With SOURCE -, read a graph from stdin.
 
@@ -87,6 +90,7 @@ def opt_command(
       weft opt a.weft -p cse | weft opt - -p dce
     """
     from weft.passes import Report
+    from weft.passes.core.resume import choose_store, remove_results
 
     from ... import load_source
     from ..api.rewrite import rewrite
@@ -103,14 +107,15 @@ def opt_command(
         from ..api.draw import comparing as drawing  # importing it takes longer than most pipelines run
 
         drawing.check_html_suffix(viz)
-    report = Report(priced=trace)
+    report, start = Report(priced=trace), time.perf_counter()
     with show_progress(f"reading {source}", "steps") as step:
         piped = source == "-"
         model = _read_stdin(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
         notices = model.notices(strict=bool(folder))
         steps = drawing.PipelineGraphs(model) if drawing is not None else None
         hooks = [steps.record_pass] if steps else []
-        model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
+        options: dict[str, Any] = {"verify": verify, "dump": dump_ir, "store": choose_store(out) if folder else None}
+        model = rewrite(model, passes, report=report, hooks=hooks, progress=step, **options)
     for line in notices:
         print_note(line)
     report_passes(report, passes, trace)
@@ -122,13 +127,17 @@ def opt_command(
 
         with show_progress(f"reading {source}") as step:
             write_model(model, out, dtype=dtype, progress=step)
-        return
-    text = _to_text(model.graph)
-    if out == "-":
-        echo(text.removesuffix("\n"))
-    else:
+        remove_results(choose_store(out))
+    text = "" if folder else _to_text(model.graph)
+    if not folder and out != "-":
         with replace_file(Path(out), model.files) as partial:
             partial.write_text(text, encoding="utf-8")
+    if wants_json:
+        seconds, facts = {"all": time.perf_counter() - start}, dict[str, Any](graph=text) if out == "-" else {}
+        facts |= {"source": model.description, "pipeline": model.pipeline, "nodes": len(model.graph)}
+        print_written(out, report, notices, seconds, ("numpy",), **facts)
+    elif out == "-":
+        echo(text.removesuffix("\n"))
 
 
 def report_passes(report: Report, passes: str, trace: bool) -> None:

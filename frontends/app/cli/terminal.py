@@ -1,4 +1,4 @@
-"""Terminal output: tables, readable numbers, progress that disappears when piped."""
+"""Terminal output: tables, readable numbers, progress: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +21,11 @@ from weft.ir.readable import format_count as format_count
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from weft.passes import Report
+
 Step = Callable[[str, int, int], None]  # stage, done, total
 PERCENT_FROM = 10_000  # from this total on, progress is a percentage
+FIRST_LINE, LINES_EVERY, LONGEST_SILENCE = 10.0, 30.0, 300.0  # seconds of a stage off a terminal
 PIPE_WIDTH = 100_000  # columns of a pipe: its reader gets lines uncut and unwrapped
 
 
@@ -81,6 +85,33 @@ def format_json(data: Any) -> str:
         raise WeftError("a number has more than 4,300 digits, which no real model has") from None
 
 
+json_option = click.option(
+    "--json", "wants_json", is_flag=True, help="Print the files written, the passes and notes as JSON."
+)
+
+
+def print_written(
+    out: str, report: Report, notes: Iterable[str], seconds: Mapping[str, float], libraries: Iterable[str], **facts: Any
+) -> None:
+    """Print `facts`, the bytes of each file of `out`, the passes of `report`, `notes`, `seconds` and versions."""
+    from weft import __version__
+
+    from ...formats.weft.manifest import list_versions
+
+    path = Path(out)
+    files = [p for p in [path, *sorted(path.rglob("*"))] if p.is_file()]
+    document = {
+        "out": out,
+        **facts,
+        "files": {f.relative_to(path if f != path else path.parent).as_posix(): f.stat().st_size for f in files},
+        "passes": [record.json() | {"seconds": round(record.seconds, 4)} for record in report.records],
+        "notes": [*notes],
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "versions": {"weft": __version__, **list_versions(*libraries)},
+    }
+    echo(format_json(document))
+
+
 def print_note(message: str) -> None:
     """Print a remark on stderr, which leaves stdout for the result."""
     echo(f"weft: {message}", err=True)
@@ -103,15 +134,36 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def _report_lines() -> Step:
+    """Return the function that updates the progress off a terminal."""
+    current, start, last = "", 0.0, 0.0
+
+    def step(stage: str, done: int, total: int) -> None:
+        nonlocal current, start, last
+        now = time.monotonic()
+        if stage != current:
+            current, start, last = stage, now, -math.inf
+        if now - start < FIRST_LINE or not 0 < done < total:
+            return
+        if now - last >= min(max(LINES_EVERY, (now - start) * total / done / 10), LONGEST_SILENCE):
+            last = now
+            print_note(f"{stage}: {done / total:.0%} done, {format_remaining(now - start, done, total)}")
+
+    return step
+
+
 @contextlib.contextmanager
 def show_progress(first: str, unit: str = "bytes") -> Iterator[Step]:
-    """Show a progress bar on stderr while the block runs, if stderr is a terminal; yield the function that updates it.
+    """Show progress on stderr while the block runs; yield the function that updates it.
+
+    On a terminal it is a bar. Otherwise stages longer than `FIRST_LINE` print lines with the remaining time: every
+    `LINES_EVERY` seconds, or every tenth of the work if that is longer, at least every `LONGEST_SILENCE`.
 
     `first` is shown with a spinner until the first step names a stage and its total. With the `unit` "bytes", the stage
     "weights" is shown in bytes. Progress of other stages is a percentage if their total is at least `PERCENT_FROM`.
     """
     if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
+        yield _report_lines()
         return
     from rich import progress as rich_progress
     from rich.text import Text

@@ -23,8 +23,9 @@ DIFFERENT = 1
 @device_option
 @click.option("--trust", is_flag=True, help="Run the code that the folder names: model.py, an architecture file.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--record", is_flag=True, help="Add the result to the folder's record; see `weft certificate`.")
 @click.pass_context
-def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, **options: Any) -> None:
+def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, record: bool, **options: Any) -> None:
     """Compare the compiled model in FOLDER with its reference; exit status 1 if they differ beyond rounding.
 
     weft first compares the files with their checksums. The reference is the source that the folder's manifest names,
@@ -42,6 +43,10 @@ def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, **optio
 
     with show_progress("opening", "steps") as step:
         verification = verify_folder(folder, progress=step, **options)
+    if record:
+        from ..api.certificate import record_verification
+
+        record_verification(verification.folder, verification, options)
     if wants_json:
         from dataclasses import asdict
 

@@ -92,7 +92,7 @@ def write_huggingface(
     dequantized = [key for key in aside if key in quantized]
     if weights != "float" and dequantized and (codes or len(dequantized) == len(quantized)):
         note(f"{list_first(dequantized)}: written dequantized, as transformers needs floats there, in {kind}")
-    with replace_with_provenance(model, out) as folder:
+    with replace_with_provenance(model, out, card=True) as folder:
         write_shards(folder, tensors, step=count_written(progress, tensors))
         write_json(folder / "config.json", config)
         write_embedding(folder, model.graph, requested)

@@ -20,6 +20,7 @@ from weft.passes.analysis.costs import count_parameters
 from weft.passes.analysis.states import SOUND, find_state_inputs, limit_source, make_manifest_records
 
 from ...model import Model
+from .record_tables import CARD, render_card
 
 ANSWER_KEYS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # of generative models
 # Of encoders, and of models with a task head.
@@ -78,8 +79,14 @@ def build_provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
     """Return provenance.json of `model`: its source with `hashes` (file name → SHA-256), passes, and parts left out."""
     from weft import __version__
 
-    left_out = [part.record() for part in model.left_out]
-    return {"weft": __version__, "pipeline": model.pipeline, "left_out": left_out, "source": _origin(model, hashes)}
+    return {
+        "weft": __version__,
+        "pipeline": model.pipeline,
+        "passes": [*model.passes],
+        "left_out": [part.record() for part in model.left_out],
+        "source": _origin(model, hashes),
+        "versions": list_versions("numpy", "safetensors"),
+    }
 
 
 def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
@@ -151,10 +158,14 @@ def hash_files(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
 
 
 @contextlib.contextmanager
-def replace_with_provenance(model: Model, out: str | Path) -> Iterator[Path]:
-    """Yield a folder that replaces `out` when the block ends, with the tokenizer and provenance.json of `model`."""
+def replace_with_provenance(model: Model, out: str | Path, card: bool = False) -> Iterator[Path]:
+    """Yield a folder that replaces `out` when the block ends, with the tokenizer and provenance.json of `model`, and
+    with `card` a README.md of it."""
     with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
         yield folder
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        write_manifest(folder, PROVENANCE, build_provenance(model, hashes()))
+        record = build_provenance(model, hashes())
+        if card:
+            (folder / CARD).write_text(render_card(record), encoding="utf-8")
+        write_manifest(folder, PROVENANCE, record)

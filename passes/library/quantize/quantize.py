@@ -31,6 +31,7 @@ from ...fitting.quantizing import (
 )
 
 HEAD_BITS = 8
+AUTOMATIC = ("auto", "fast", "best")  # methods that keep codes of the file
 GROUPS = (32, 64, 128)  # that a budget chooses from
 FEW = 6.0  # bits of a weight, scales included, below which a file counts as one of 4 bits, as "Q4_K_M" and "Q5_K_M" do
 LEAST_TOKENS = 256  # below which moments of activations are meaningless
@@ -55,8 +56,9 @@ class QuantizeWeights(Pass):
     - hqq: zero points that minimize a norm of errors which tolerates outliers (Badri and Shaji 2023, HQQ), without
       text, for linear maps in 4 bits whose rows are a multiple of `group`. They are real numbers, stored as a zero
       point and a code for the remainder. Other weights are rounded to the nearest.
-    - auto: codes as stored in the file, where they fit; gptq for other weights if they get less than 8 bits and the
-      model has a tokenizer; rtn otherwise. `calibration` and `budget` select gptq instead of stored codes.
+    - fast: codes as stored in the file, where they fit, else kquant; 8 bits are rounded to the nearest.
+    - auto, best: codes as stored in the file, where they fit; gptq for other weights if they get less than 8 bits and
+      the model has a tokenizer; rtn otherwise. `calibration` and `budget` select gptq instead of stored codes.
 
     Codes fit (auto) if they are integers of at most `bits` bits in groups of `group` or more: q4_0, q4_1, q4_k, q5_0
     and q8_0 of GGUF files (codes of 5 bits become codes of 8), q2_k, q3_k and q6_k with group=16, and the codes of
@@ -71,7 +73,8 @@ class QuantizeWeights(Pass):
     measured on the text, as the divergence of the outputs if only this matrix is rounded. Query, key and value of an
     attention get the same layout, so that they can still be packed.
 
-    Results of gptq are stored in the folder `resume`, if given: after an interruption the same command continues there.
+    Results of gptq are stored in the folder `resume`: after an interruption the same command continues there. Commands
+    that write OUT store them in OUT.partial, and remove them when they are done.
 
     `format` int means integers. Other formats are floats, rounded to the nearest; `bits` does not apply to them. fp8: 8
     bits (e4m3) with a scale for each tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two
@@ -106,7 +109,7 @@ class QuantizeWeights(Pass):
     format: Literal["int", "fp8", "mxfp4", "nvfp4"] = "int"
     bits: int = 4
     group: int = 32
-    method: Literal["auto", "rtn", "kquant", "hqq", "gptq"] = "auto"
+    method: Literal["auto", "fast", "best", "rtn", "kquant", "hqq", "gptq"] = "auto"
     zeros: bool = True
     head: int = HEAD_BITS
     budget: float | None = None
@@ -136,13 +139,13 @@ class QuantizeWeights(Pass):
         if self.budget is not None and plan:
             plan = self._fit_budget(self.budget, graph, plan, texts, trace)
         if texts and self.uses_fitting:
-            for name in fit_gptq(graph, texts, plan, trace.progress, self.resume):
+            for name in fit_gptq(graph, texts, plan, trace.progress, self.resume or trace.store):
                 trace.record_rewrite(self.name, name)
             return
         scales = compute_tensor_scales(matrix for matrix, layout in plan.items() if layout.tensor_scale)
         for matrix, layout in plan.items():
-            if self.uses_search and (self.method == "kquant" or layout.sums):
-                store_rounded(matrix.param, layout, self.method)
+            if layout.sums or self.method == "kquant" or (self.method == "fast" and layout.bits < 8):
+                store_rounded(matrix.param, layout, "hqq" if layout.sums else "kquant")
             else:
                 round_to_nearest(matrix.param, layout, scales.get(matrix, ()))
             trace.record_rewrite(self.name, matrix.param.name)
@@ -160,7 +163,7 @@ class QuantizeWeights(Pass):
                 "quantize: method=hqq needs bits=4 and zeros=true, without budget=, as it fits zero points of 4-bit "
                 "codes: choose these or another method"
             )
-        if self.format != "int" and (self.method not in ("auto", "rtn") or self.budget is not None):
+        if self.format != "int" and (self.method not in (*AUTOMATIC, "rtn") or self.budget is not None):
             raise WeftError(
                 f"quantize: format={self.format} is rounded to the nearest: it takes no method and no budget"
             )
@@ -184,13 +187,13 @@ class QuantizeWeights(Pass):
     @property
     def uses_search(self) -> bool:
         """Return whether `method` searches scales and zero points that give weights small errors, without a text."""
-        return self.method in ("kquant", "hqq")
+        return self.method in ("fast", "kquant", "hqq")
 
     @property
     def uses_fitting(self) -> bool:
         """Return whether gptq computes the codes if there is a text."""
         uses_fitting = self.bits < 8 or self.calibration is not None or self.budget is not None
-        return self.method == "gptq" or (self.method == "auto" and uses_fitting)
+        return self.method == "gptq" or (self.method in ("auto", "best") and uses_fitting)
 
     def is_mostly_stored(self, graph: Graph) -> bool:
         """Return whether `_find_stored` finds more than half of the weights in linears and experts to be quantized."""
@@ -209,7 +212,8 @@ class QuantizeWeights(Pass):
             return {
                 m: (layout, None) for m, layout in plan.items() if find_block_layout(m.param.recipe, reader) == layout
             }
-        if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
+        automatic = self.format == "int" and self.method in AUTOMATIC
+        if not automatic or self.calibration is not None or self.budget is not None:
             return {}
         stored = {matrix: find_stored_layout(matrix.param) for matrix in plan}
         has_few_bits = self._has_few_bits(stored)

@@ -11,11 +11,13 @@ import pytest
 from weft.ir.errors import WeftError
 from weft.ir.storage.contents import (
     MANIFEST,
+    amend_manifest,
     check_contents,
     check_format,
     find_altered,
     find_unlisted,
     hash_file,
+    read_checked,
     remove_listed,
     write_manifest,
 )
@@ -89,3 +91,25 @@ def test_formats_that_cannot_be_read_are_refused(version: object, message: str) 
     with pytest.raises(WeftError, match=message):
         check_format(Path("m"), {"format": version})
     check_format(Path("m"), {})
+
+
+def test_amended_manifest_is_sealed_again(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("old")
+    write_manifest(tmp_path, MANIFEST, {"weft": "1"})
+    amend_manifest(tmp_path, {"more": [1]}, {"a.txt": "new"})
+    manifest, damages = read_checked(tmp_path)
+    assert (manifest["more"], manifest["weft"], damages) == ([1], "1", [])
+    assert (tmp_path / "a.txt").read_text() == "new" and {p.name for p in tmp_path.iterdir()} == {"a.txt", MANIFEST}
+    (tmp_path / "a.txt").write_text("other")
+    assert read_checked(tmp_path)[1] == ["a.txt was modified after compilation"]
+
+
+def test_modified_manifest_cannot_be_amended(tmp_path: Path) -> None:
+    """Else sealing it would hide the change."""
+    with pytest.raises(WeftError, match="has no unmodified"):
+        amend_manifest(tmp_path, {})
+    write_manifest(tmp_path, MANIFEST, {"weft": "1"})
+    text = (tmp_path / MANIFEST).read_text()
+    (tmp_path / MANIFEST).write_text(text.replace('"1"', '"2"'))
+    with pytest.raises(WeftError, match="has no unmodified"):
+        amend_manifest(tmp_path, {"more": 1})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from weft import MLP, Attention, Block, Decoder, RMSNorm, linear, module, trace
 from weft.ir import Graph, Node, Param, TensorType, ops
 from weft.ir.types import dtypes, sizes
-from weft.passes.analysis.residual import ResidualStream, find_streams
+from weft.passes.analysis.residual import ResidualStream, find_layers_without_residual, find_streams
 
 from ..models import weight
 from ..zoo import ZOO
@@ -55,3 +56,55 @@ def test_writers_norms_and_obstacles_of_a_stream() -> None:
     assert writers == {"in", "positions", "out"}
     assert [n.op.name for n in stream.norms] == ["rms_norm"] and [n.output.name for n in stream.linears] == ["direct"]
     assert stream.obstacles == ["%total is read by softmax (%soft)"]
+
+
+def test_layers_of_published_architectures_have_residual_connections() -> None:
+    """Those whose norms, gates, routers or several streams are on the way, too."""
+    assert not {name: layers for name in ZOO if (layers := find_layers_without_residual(ZOO[name]()))}
+
+
+@module
+class Plain:
+    """A block that forgets the second of its two additions."""
+
+    attn: Attention
+    ffn: MLP
+    forgets: str
+
+    def __call__(self, x):  # type: ignore[no-untyped-def]
+        x = self.attn(RMSNorm()(x)) + (0 if self.forgets == "attn" else x)
+        y = self.ffn(RMSNorm()(x))
+        return y if self.forgets == "ffn" else x + y
+
+
+@module
+class Outside:
+    """A layer without an addition, which its caller makes."""
+
+    def __call__(self, x):  # type: ignore[no-untyped-def]
+        return linear(x, x.width, "map")
+
+
+@module
+class Stack:
+    """Layers whose additions are outside of them."""
+
+    layers: tuple[Outside, ...]
+
+    def __call__(self, x):  # type: ignore[no-untyped-def]
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("forgets", ["attn", "ffn", ""])
+def test_layer_that_forgets_an_addition_is_found(forgets: str) -> None:
+    """In an architecture whose other layers have them."""
+    good, plain = Block(Attention(2), MLP(16), RMSNorm()), Plain(Attention(2), MLP(16), forgets)
+    graph = Decoder(20, 8, [good, plain, good]).graph()
+    assert find_layers_without_residual(graph) == (["layers.1"] if forgets else [])
+
+
+def test_addition_outside_of_the_layers_counts() -> None:
+    inputs = {"x": TensorType(dtypes.f32, (sizes.sym("batch"), 4, 8))}
+    assert find_layers_without_residual(trace(Stack((Outside(), Outside())), inputs)) == []

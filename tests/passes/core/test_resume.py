@@ -11,7 +11,8 @@ import pytest
 
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.readers import Array
-from weft.passes import run_passes
+from weft.passes import Report, run_passes
+from weft.passes.core.resume import choose_store, remove_results
 from weft.passes.fitting import quantizing
 
 from ..library.quantize.checkpoints import mixture, model
@@ -52,6 +53,28 @@ def test_interrupted_run_resumes(build: object, text: Path, tmp_path: Path, monk
     run_passes(build(), pipeline)
     assert fitted == total  # all is there by now
     assert total > first
+
+
+def test_store_of_a_run_is_used_and_removed(text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not part of the pipeline; files of others in it stay."""
+    store = choose_store(tmp_path / "out/")
+    assert store == tmp_path / "out.partial"
+    pipeline, whole = f"quantize{{calibration={text}, tokens=512}}", {}
+    for _ in range(2):
+        report = Report()
+        whole = numbers(run_passes(model(), pipeline, store=store, report=report))
+        assert str(report.records[0].applied).startswith("quantize{") and "partial" not in str(
+            report.records[0].applied
+        )
+    assert caplog.messages == [f"quantize: continues with results of an interrupted run, in {store}"]
+    for name, array in numbers(run_passes(model(), pipeline)).items():
+        np.testing.assert_array_equal(whole[name], array, name)
+    (store / "mine.npz").touch()
+    remove_results(store)
+    assert [path.name for path in store.iterdir()] == ["mine.npz"]
+    (store / "mine.npz").unlink()
+    remove_results(store)
+    assert not store.exists()
 
 
 def test_results_of_other_settings_are_not_reused(text: Path, tmp_path: Path) -> None:

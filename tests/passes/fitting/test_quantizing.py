@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from weft.ir import Graph, MemoryReader, TensorType
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import build_integer_layout
+from weft.passes import run_passes
 from weft.passes.fitting import quantizing
 from weft.passes.fitting.quantizing import (
     compute_moment,
@@ -17,6 +21,8 @@ from weft.passes.fitting.quantizing import (
     round_to_nearest,
     store_rounded,
 )
+
+from ..library.quantize.checkpoints import USED, model
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.standard_normal((3, 64)).astype(np.float32)
@@ -61,3 +67,23 @@ def test_floats_on_a_grid_count_as_stored_codes() -> None:
     codes[:, ::32] = 127
     layout = find_stored_layout(graph((codes * 0.25).astype(np.float32)).params["w"])
     assert layout == LAYOUT and count_stored_bits(layout) == pytest.approx(8.5, abs=0.51)
+
+
+def test_time_of_a_long_fit_is_reported_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Measured on the first matrices: here every look at the clock takes 100 seconds."""
+    ticks = itertools.count(step=100.0)
+    monkeypatch.setattr(quantizing.time, "perf_counter", lambda: next(ticks))
+    graph = model()
+    graph.tokenize = lambda texts: [[i % USED for i in range(512)] for _ in texts]
+    run_passes(graph, "quantize{tokens=512}")
+    (message,) = caplog.messages
+    assert re.match(
+        r"quantize: gptq fits \d+ matrices to 512 tokens of text, about \d+ minutes more, measured", message
+    )
+
+
+def test_short_fit_reports_no_time(caplog: pytest.LogCaptureFixture) -> None:
+    graph = model()
+    graph.tokenize = lambda texts: [[i % USED for i in range(512)] for _ in texts]
+    run_passes(graph, "quantize{tokens=512}")
+    assert not caplog.messages

@@ -24,9 +24,9 @@ class Fields:
         The name is the first of `role`, encoder_`role` (for `side` "encoder"), `kind`_`role` (for a `kind`), `role`_2,
         `role`_3, … that is new or has this value.
         """
-        words = [self.side] * (self.side == "encoder") + [kind]  # transformers reads decoder_x as x
-        names = itertools.chain(
-            [role], (f"{w}_{role}" for w in words if w), (f"{role}_{i}" for i in itertools.count(2))
+        words = [w for w in (self.side, kind) if w not in ("", "decoder") and not role.startswith(w)]
+        names = itertools.chain(  # transformers reads decoder_x as x
+            [role], (f"{w}_{role}" for w in words), (f"{role}_{i}" for i in itertools.count(2))
         )
         name = next(name for name in names if self.values.get(name, value) == value)
         self.values.setdefault(name, value)

@@ -35,6 +35,7 @@ INT_FIELDS = {  # (op, int attribute): its config field
     (ops.route, "top_groups"): "topk_group",
     (ops.relative_position_bias, "max_distance"): "relative_attention_max_distance",
 }
+PARAM_FIELDS = {"q_up_rank": "q_lora_rank", "dt_rank": "time_step_rank", "positions_size": "n_positions"}
 LEAST = {"k": 1, "active": 1, "value_dim": 1}  # int attribute: the least value that gets a field, 2 for others
 
 
@@ -43,8 +44,9 @@ class SizeNames:
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = AxisClasses(graph), fields, dict[tuple[Node, str], Size]()
-        for name_axes in (_name_tokens, _name_attentions, _name_feed_forwards, _name_mixtures, _name_recurrences):
+        for name_axes in (_name_tokens, _name_attentions, _name_latents, _name_feed_forwards, _name_mixtures):
             name_axes(self.axes, fields)
+        _name_recurrences(self.axes, fields)
         self.axes.deduce_names(fields.values)
         _name_remaining_widths(self.axes, fields)
         self.axes.deduce_names(fields.values)
@@ -115,6 +117,32 @@ def _name_attentions(axes: AxisClasses, fields: Fields) -> None:
             axes.set_name((sinks, 0), heads)
 
 
+def _name_latents(axes: AxisClasses, fields: Fields) -> None:
+    """Name the head widths of latent attention: rotated and plain features of queries and keys, values."""
+    for node in axes.graph.nodes:
+        above = find_attention(node.output) if node.op in (ops.rope, ops.head_linear) else None
+        if above is not None and above[0].operand("v") is None:
+            heads = name_head_counts(above[0], fields)[above[1] != "q"]
+            if node.op is ops.rope:
+                size = fields.choose_size("qk_rope_head_dim", node.output.width // node.attrs["heads"])
+                axes.set_name(get_axis(node.output), heads * size)
+            else:
+                _name_head_linear(axes, fields, node, heads, "qk_nope_head_dim")
+        below = node.required_operand("x").producer if node.op is ops.head_linear else None
+        if below is not None and below.op is ops.attention and below.operand("v") is None:
+            _name_head_linear(axes, fields, node, name_head_counts(below, fields)[0], "v_head_dim")
+
+
+def _name_head_linear(axes: AxisClasses, fields: Fields, node: Node, heads: Any, role: str) -> None:
+    """Name the axes of a map between the latent and the features `role` of each head."""
+    weight, x = node.required_operand("weight"), node.required_operand("x")
+    rank = fields.choose_size("kv_lora_rank", weight.shape[1])
+    features = heads * fields.choose_size(role, weight.shape[0] // node.attrs["heads"])
+    axes.set_name((weight, 0), features)
+    axes.set_name((weight, 1), rank)
+    axes.set_name(get_axis(x if node.attrs["inverse"] else node.output), features)
+
+
 def name_head_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
     """Return (query heads, key/value heads) of an attention as symbolic sizes, and add their fields to `fields`."""
     kind, heads, kv_heads = get_attention_kind(node), node.attrs["heads"], node.attrs["kv_heads"]
@@ -167,17 +195,19 @@ def _name_recurrences(axes: AxisClasses, fields: Fields) -> None:
                 value = fields.choose_size("linear_value_head_dim", v.width // node.attrs["heads"])
                 for operand, size in ((q, groups * key), (k, groups * key), (v, heads * value)):
                     axes.set_name(get_axis(operand), size)
+                if node.op is ops.gated_delta_rule:
+                    axes.set_name(get_axis(node.operand("beta")), heads)
                 axes.set_name(get_axis(node.output), heads * value)
 
 
 def _name_recurrent_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
     """Return (heads, groups) of a recurrence as symbolic sizes (1 stays 1), and add their fields to `fields`."""
-    role = "mamba" if node.op is ops.ssd else "linear"
+    mamba = node.op is ops.ssd
     heads, groups = node.attrs["heads"], int(node.attrs.get("groups") or node.attrs["heads"])
-    named = fields.choose_size(f"{role}_num_heads", heads) if heads > 1 else 1
+    named = fields.choose_size("mamba_num_heads" if mamba else "linear_num_value_heads", heads) if heads > 1 else 1
     if groups == heads:
         return named, named
-    return named, fields.choose_size(f"{role}_num_groups", groups) if groups > 1 else 1
+    return named, fields.choose_size("n_groups" if mamba else "linear_num_key_heads", groups) if groups > 1 else 1
 
 
 def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
@@ -187,7 +217,7 @@ def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
     def name_param(param: Param, axis: int, ending: str) -> None:
         if axes.get_name((param, axis)) is None and axes.get_size((param, axis)):
             stem = param.name.removesuffix(".weight").rpartition(".")[2]
-            _name_axis(axes, fields, f"{stem}_{ending}", (param, axis))
+            _name_axis(axes, fields, PARAM_FIELDS.get(role := f"{stem}_{ending}", role), (param, axis))
 
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:

@@ -84,4 +84,4 @@ class PipelineGraphs:
 def check_html_suffix(out: Path) -> None:
     """Raise WeftError if the name of `out` does not end in .html."""
     if out.suffix != PAGE:
-        raise WeftError(f"pictures of several graphs are pages: name a file that ends in {PAGE}, not {out.name}")
+        raise WeftError(f"it is written as a page: name a file that ends in {PAGE}, not {out.name}")

@@ -141,8 +141,15 @@ def _load_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
         is_model = callable(getattr(module, "graph", None))
     if not is_model:
         raise WeftError(f"{path}:{name} is not a model: name a Decoder, an Encoder, or a function that returns one")
+    description, known_as = f"architecture {path.name}:{name}", _name_graph(path, name)
     with guard_user_code(path):
-        return _build_model(module, name, spec, f"architecture {path.name}:{name}", seed, stamps_before)
+        return _build_model(module, known_as, spec, description, seed, stamps_before)
+
+
+def _name_graph(path: Path, variable: str) -> str:
+    """Return a name, valid in IR text, for the graph of `variable` in the file `path`: the file's if it is `model`."""
+    name = re.sub(r"[^\w.-]+", "_", path.stem if variable == "model" else variable, flags=re.ASCII)
+    return name if re.match("[A-Za-z_]", name) else f"_{name}"
 
 
 def _load_text(spec: str, path: Path) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,8 @@ def train(
         raise WeftError(
             "with lora, only matrices of low rank train, which do not fit another model: leave out --save-as"
         )
+    for line in model.list_residual_notes() if accelerator.is_main_process else ():
+        logging.getLogger("weft").warning("%s", line)
     saved = None if save_as is None else attach_tokenizer(load_source(save_as), tokenizer, training)
     settings = settings.resolve(model)
     initialize_by(model, settings)  # an error comes before anything is written

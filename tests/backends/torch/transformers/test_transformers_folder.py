@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingCon
 from weft import MLA, MLP, Block, Decoder, LightningIndex, RoPE, export
 from weft import compile as compile_model
 from weft.backends.torch.transformers.engines.refusals import BATCHES
-from weft.backends.torch.transformers.transformers_folder import TransformersFolder, derive_class_name
+from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, WeftError
 
@@ -156,8 +156,8 @@ def test_changed_config_makes_another_model(name: str, tmp_path: Path) -> None:
 
 SIZES = {
     *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads", "head_dim"),
-    *("num_key_value_heads", "mamba_intermediate_size", "state_size", "mamba_num_heads", "mamba_head_dim", "dt_rank"),
-    *("num_experts", "shared_expert_intermediate_size"),
+    *("num_key_value_heads", "mamba_intermediate_size", "state_size", "mamba_num_heads", "mamba_head_dim"),
+    *("num_experts", "time_step_rank", "shared_expert_intermediate_size"),
 }
 
 
@@ -233,9 +233,9 @@ def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     report = compile_model(gguf, out, target="transformers", dtype="bf16")
     assert any("`weft export` writes a folder that loads as llama" in note for note in report.notes)
     names = {path.name for path in out.iterdir()}
-    assert {"config.json", "generation_config.json", "tokenizer.json", "weft.json", "modeling_weft_llama.py"} <= names
+    assert {"config.json", "generation_config.json", "tokenizer.json", "weft.json", "modeling_llama_weft.py"} <= names
     config = AutoConfig.from_pretrained(out, trust_remote_code=True)
-    assert type(config).__name__ == "WeftLlamaConfig" and config.num_hidden_layers == 30
+    assert type(config).__name__ == "LlamaWeftConfig" and config.num_hidden_layers == 30
     model = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
     assert model.dtype == torch.bfloat16
     answer = model.generate(torch.tensor([[504, 3575, 282, 4649, 314]]), max_new_tokens=2, do_sample=False)
@@ -251,15 +251,7 @@ def test_compile_and_export_name_each_other(tmp_path: Path) -> None:
         export(source, tmp_path / "native")
 
 
-def test_class_names_avoid_those_of_engines() -> None:
-    """None that transformers or an engine takes for a model of its own, or that `generate` treats otherwise."""
-    assert [derive_class_name(n) for n in ("my-model-7b", "llama3.2-1b", "model", "hybrid_mamba", "2-layers")] == [
-        "MyModel",
-        "WeftLlama32",
-        "Weft",
-        "HybridSsm",
-        "Weft2Layers",
-    ]
+def test_reserved_word_is_refused() -> None:
     with pytest.raises(
         WeftError, match="--class-name FastMamba contains 'mamba', a word that transformers reserves: choose another"
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,10 +20,11 @@ from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import Dequantize, Float4, Float8
 from weft.passes import run_passes
+from weft.passes.fitting import quantizing
 
 from ....passes.library.quantize.checkpoints import USED, in_memory
 from ....sampling import by_turns
-from ...command import done, refused
+from ...command import done, refused, weft_command
 
 TARGETS = ("ort-cpu", "torch", "onnx")
 VOCAB, DIM = 97, 64
@@ -211,7 +213,10 @@ def test_the_pipelines_that_words_stand_for(weights: str, pipeline: str) -> None
     assert expand_weights(in_memory(MODELS["tied"].graph()), weights) == pipeline
 
 
-@pytest.mark.parametrize(("method", "rotates"), [("gptq", True), ("kquant", False), ("hqq", False), ("rtn", False)])
+METHODS = [("gptq", True), ("best", True), ("fast", False), ("kquant", False), ("hqq", False), ("rtn", False)]
+
+
+@pytest.mark.parametrize(("method", "rotates"), METHODS)
 def test_weights_are_rotated_for_a_text_alone(method: str, rotates: bool) -> None:
     graph = in_memory(MODELS["tied"].graph())
     graph.tokenize = lambda text: [1] * 999
@@ -233,6 +238,31 @@ def test_channels_are_scaled_for_8_bits_if_a_text_is_available() -> None:
 def test_a_graph_that_cannot_be_rotated_goes_without() -> None:
     graph = in_memory(MODELS["biased"].graph())  # LayerNorms
     assert expand_weights(graph, "int4{calibration=a.npy}") == "rotate-heads, quantize{bits=4, calibration=a.npy}"
+
+
+def test_interrupted_compilation_continues(
+    llamas: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it had fitted, of which nothing is left when the folder is written."""
+    args = ("compile", llamas[0], "--weights", "int4{tokens=256}", "-o", tmp_path / "out")
+    original, fitted = quantizing.quantize_gptq, []
+
+    def stop(*inputs: Any) -> Any:
+        fitted.append(inputs)
+        if len(fitted) == 6:
+            raise KeyboardInterrupt
+        return original(*inputs)
+
+    monkeypatch.setattr(quantizing, "quantize_gptq", stop)
+    assert weft_command(*args).exit_code == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+    result = done(*args)
+    assert "continues with results of an interrupted run, in" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert "partial" not in (tmp_path / "out/weft.json").read_text()
+    first = len(fitted)
+    done(*args)
+    assert len(fitted) - first > first - 6  # all matrices again
 
 
 @pytest.mark.parametrize("weights", ["int5", "q4_0", "int4{", "4", "", "fp4"])

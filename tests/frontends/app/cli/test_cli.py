@@ -13,7 +13,20 @@ from weft.frontends.app.cli import cli
 from ...command import done, start
 
 COMMANDS = (
-    *("compile", "run", "inspect", "opt", "heal", "export", "verify", "bisect", "eval"),
+    *(
+        "compile",
+        "run",
+        "inspect",
+        "opt",
+        "train",
+        "distil",
+        "compare",
+        "export",
+        "verify",
+        "bisect",
+        "certificate",
+        "eval",
+    ),
     *("ops", "targets", "passes", "presets", "families", "completion"),
 )
 
@@ -28,7 +41,7 @@ def test_help_groups_the_commands() -> None:
     assert listed.pop("Options") == ["--version", "--import", "-h,"]
     assert list(listed) == ["Build", "Run", "Look", "Change", "Trust", "Shell"]
     assert [name for names in listed.values() for name in names] == list(cli.commands)
-    assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify", "bisect"]
+    assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify", "bisect", "certificate"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -50,3 +50,23 @@ def test_inspect_parts_as_table_and_json() -> None:
     assert "Grouped-query attention" in line and "× 30" in line and "885 k" in line and "+FLOPs" in shown
     assert "+FLOPs" not in CliRunner().invoke(cli, ["inspect", "bert-base", "--parts"]).output
     assert "parts:" not in CliRunner().invoke(cli, ["inspect", "smollm2-135m"]).output
+
+
+def test_layer_without_residual_is_noted_when_inspected_and_compiled(tmp_path: Path) -> None:
+    path = tmp_path / "forgets.py"
+    path.write_text(
+        "from weft import *\n"
+        "@module\n"
+        "class Forgets:\n"
+        "    attn: Attention\n"
+        "    def __call__(self, x):\n"
+        "        return self.attn(RMSNorm()(x))\n"
+        "good = Block(Attention(4), GatedMLP(48), RMSNorm())\n"
+        "model = Decoder(50, 32, [good, Forgets(Attention(4))] * 5, context=64)\n"
+    )
+    note = "weft: no residual connection in layers.1, layers.3, layers.5 and 2 more: the output"
+    for command in (["inspect", str(path)], ["compile", str(path), "-o", str(tmp_path / "out")]):
+        shown = CliRunner().invoke(cli, command)
+        assert shown.exit_code == 0 and sum(note in line for line in shown.stderr.splitlines()) == 1
+    path.write_text(path.read_text().replace("return", "return x +"))
+    assert "residual connection" not in CliRunner().invoke(cli, ["inspect", str(path)]).output

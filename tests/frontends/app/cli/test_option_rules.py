@@ -79,6 +79,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--activations": ["fp8"],
         "--class-name": ["Named"],
         "--explain": [],
+        "--json": [],
     },
     "export": {
         **SOURCE,
@@ -88,6 +89,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--dtype": ["f16"],
         "--weights": ["codes"],
         "--trace": [],
+        "--json": [],
     },
     "opt": {
         **{name: given for name, given in SOURCE.items() if name != "--seed"},
@@ -98,6 +100,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--viz": ["steps.html"],
         "--verify": [],
         "--trace": [],
+        "--json": [],
         "--list": "It lists the passes and ends.",
     },
     "run": {
@@ -139,9 +142,11 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--layers": [],
         "--plot": ["chart.svg"],
         "--theme": ["dark"],
+        **dict.fromkeys(("--max-kl", "--max-loss", "--min-cosine"), "A limit changes the exit status alone."),
         "--device": "Each device computes the same.",
         "--trust": [],
         "--json": "Every case gives it.",
+        "--record": "It writes into the folders of the models.",
     },
     "serve": {
         **dict.fromkeys(("--host", "--port", "--model-name", "--api-key"), "Servers of all kinds of models have it."),
@@ -153,7 +158,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         **OPENING,
     },
 }
-ECHOES = ("checksum", "files", "pipeline", "source", "kept_blocks", "prepacked", "cache_dtype")
+ECHOES = ("checksum", "files", "passes", "pipeline", "source", "kept_blocks", "prepacked", "cache_dtype")
 
 
 def tried(command: str) -> list[str]:

@@ -53,8 +53,28 @@ def test_progress_of_passes_is_a_percentage_and_of_weights_in_bytes(monkeypatch:
     assert "2.0/2.0 KiB" in written(monkeypatch, Terminal(), "weights", 2048).replace("bytes", "KiB")
 
 
-def test_progress_is_silent_when_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def lines(monkeypatch: pytest.MonkeyPatch, seconds: int, gap: int) -> list[str]:
+    """The lines off a terminal of a stage of `seconds`, with a step each `gap` seconds."""
+    now = [1000.0]
+    monkeypatch.setattr("weft.frontends.app.cli.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+    with show_progress("opening") as step:
+        for done in range(0, seconds + 1, gap):
+            step("quantize", done, seconds)
+            now[0] += gap
+    return stream.getvalue().splitlines()
+
+
+def test_piped_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     assert written(monkeypatch, io.StringIO(), "quantize", 10) == ""
+    assert lines(monkeypatch, 9, 1) == []  # short work
+    assert lines(monkeypatch, 100, 5) == [
+        "weft: quantize: 10% done, 1:30 left",
+        "weft: quantize: 40% done, 1:00 left",
+        "weft: quantize: 70% done, 0:30 left",
+    ]
+    assert len(lines(monkeypatch, 1440, 5)) == 10  # 24 minutes: each tenth
+    assert len(lines(monkeypatch, 36_000, 60)) == 120  # 10 hours: every 5 minutes
 
 
 def test_counts_and_bytes_with_units() -> None:

@@ -163,6 +163,7 @@ def differential_attention(module: dsl.DifferentialAttention) -> Formula:
         heads, groups, out = module.heads, module.groups, []
         d, visible = x.shape[1] // heads, visible_keys(len(x), causal=module.causal is not False)
         q, k, v = (linear(x, w, name, module.bias) for name in "qkv")
+        start = 0.2 if module.lambda_init is None else module.lambda_init  # of the first layer
         factor = np.exp(w["lambda_q1"] @ w["lambda_k1"]) - np.exp(w["lambda_q2"] @ w["lambda_k2"])
         queries, keys = head_slices(heads, d), head_slices(groups, d)
         for h in range(heads // 2):
@@ -172,7 +173,7 @@ def differential_attention(module: dsl.DifferentialAttention) -> Formula:
                 attend(rope(q[:, queries[i]], module.rope) @ rope(k[:, s], module.rope).T / np.sqrt(d), values, visible)
                 for i, s in zip((h, h + heads // 2), pair, strict=True)
             )
-            out.append(rms_norm(first - (factor + module.lambda_init) * second, 1 - module.lambda_init, module.eps))
+            out.append(rms_norm(first - (factor + start) * second, 1 - start, module.eps))
         return linear(np.concatenate(out, 1), w, "o", module.bias)
 
     return formula

@@ -149,7 +149,7 @@ def test_packing_joins_blocks_of_equal_layout_only() -> None:
         ("format=nvfp4, method=gptq", "format=nvfp4 is rounded to the nearest: it takes no method"),
         ("format=mxfp4, calibration=a.txt", "format=mxfp4 reads no text"),
         ("format=fp4", 'format="fp4" must be one of int, fp8, mxfp4, nvfp4'),
-        ("method=awq", 'method="awq" must be one of auto, rtn, kquant, hqq, gptq'),
+        ("method=awq", 'method="awq" must be one of auto, fast, best, rtn, kquant, hqq, gptq'),
         ("method=hqq, bits=3", "method=hqq needs bits=4 and zeros=true, without budget="),
         ("method=hqq, zeros=false", "method=hqq needs bits=4 and zeros=true"),
         ("method=hqq, budget=4.5", "method=hqq .* without budget="),
@@ -190,3 +190,22 @@ def test_weights_that_are_not_finite_are_named() -> None:
     quantized = run_passes(graph, "quantize{method=rtn}")
     with pytest.raises(WeftError, match=r"a weight of layers.0.ffn.up.weight is not finite"):
         logits(quantized)
+
+
+@pytest.mark.parametrize(
+    ("fast", "same"),
+    [
+        ("method=fast", "method=kquant, head=8"),
+        ("bits=8, method=fast", "bits=8, method=rtn"),
+        ("method=best, calibration={text}, tokens=256", "calibration={text}, tokens=256"),
+    ],
+)
+def test_fast_and_best_are_names_of_methods(fast: str, same: str, text: Path) -> None:
+    """Fast searches scales of few bits, and rounds those of 8."""
+    results = []
+    for arguments in (fast, same):
+        graph = run_passes(model(), f"quantize{{{arguments.replace('{text}', str(text))}}}")
+        results.append({name: param.recipe.evaluate(graph.reader) for name, param in graph.params.items()})
+    for name, array in results[0].items():
+        if "kquant" not in same or not name.startswith(("embed", "lm_head")):
+            np.testing.assert_array_equal(array, results[1][name], name)

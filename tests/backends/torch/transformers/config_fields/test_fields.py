@@ -15,6 +15,11 @@ def test_equal_values_share_a_field_and_others_get_a_prefix_or_number() -> None:
     assert fields.values == {"head_dim": 8, "local_head_dim": 4, "head_dim_2": 4, "head_dim_3": 2}
 
 
+def test_prefix_is_not_repeated() -> None:
+    fields = Fields({"rms_norm_eps": 1e-6})
+    assert fields.choose_name("rms_norm_eps", 1e-5, "rms_norm") == "rms_norm_eps_2"
+
+
 def test_fields_of_the_encoder_have_its_prefix() -> None:
     fields = Fields({"hidden_size": 32}, side="encoder")
     assert fields.choose_name("hidden_size", 32) == "hidden_size"

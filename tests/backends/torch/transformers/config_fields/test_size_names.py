@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm
+from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.torch.transformers.config_fields.expressions import ConfigValue
 from weft.backends.torch.transformers.config_fields.fields import Fields
 from weft.backends.torch.transformers.config_fields.size_names import (
@@ -14,8 +14,10 @@ from weft.backends.torch.transformers.config_fields.size_names import (
     get_attention_kind,
     map_logit_nodes,
 )
+from weft.backends.torch.transformers.lower.lower_base_and_head import lower_sides
 from weft.ir import Graph, Node
 
+from .....lowered import forms
 from ..tiny import base_of, graph_of
 
 
@@ -30,12 +32,29 @@ def find(graph: Graph, op: str) -> Node:
                    "head_dim": 4, "intermediate_size": 48, "rms_norm_eps": 1e-6, "rope_theta": 10000}),
         ("windows", {"sliding_window": 3, "num_attention_heads": 8}),
         ("experts", {"num_experts": 8, "moe_intermediate_size": 16, "num_experts_per_tok": 2}),
-        ("mamba", {"mamba_intermediate_size": 32, "state_size": 4, "conv_kernel": 4, "dt_rank": 2}),
+        ("mamba", {"mamba_intermediate_size": 32, "state_size": 4, "conv_kernel": 4, "time_step_rank": 2}),
     ],
 )  # fmt: skip
 def test_fields_have_the_names_of_transformers(name: str, expected: dict[str, float]) -> None:
     fields = base_of(name).lowered.fields.values
     assert {key: fields.get(key) for key in expected} == expected
+
+
+def test_latent_attention_has_the_fields_of_deepseek() -> None:
+    """One field for each width of the paper, and none for their sums and products."""
+    block = Block(MLA(4, 10, 6, 2, 5, RoPE(), q_rank=7), GatedMLP(48), RMSNorm())
+    fields = lower_sides(forms(Decoder(60, 32, 1, block).graph(), "transformers"))[0].fields.values
+    ranks = {"q_lora_rank": 7, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 5}
+    others = {
+        "vocab_size",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+    }
+    sizes = {key: value for key, value in fields.items() if isinstance(value, int) and key != "rope_theta"}
+    assert {key: sizes.get(key) for key in ranks} == ranks and sizes.keys() - ranks.keys() == others | {"head_dim"}
 
 
 def test_sizes_and_attributes_are_expressions() -> None:

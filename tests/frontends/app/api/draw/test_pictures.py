@@ -44,8 +44,8 @@ def test_compiled_folders_are_drawn_with_their_parameters(target: str, arch: str
     done("viz", "out", "--trust", "-o", "out.svg")
     texts = [e.text for e in ET.parse("out.svg").iter("{http://www.w3.org/2000/svg}text")]
     rows = dict(itertools.pairwise(texts))  # a fact stands behind its name
-    name, norms = ("arch", 6 * 32) if target == "ort-cpu" else ("model", 0)  # scales went into what follows
-    assert texts[0] == name and rows["Parameters"] == f"{24_032 - norms:,}"
+    norms = 6 * 32 if target == "ort-cpu" else 0  # scales went into the next layer
+    assert texts[0] == "arch" and rows["Parameters"] == f"{24_032 - norms:,}"
     assert int(rows["Operations"] or 0) > 30
 
 

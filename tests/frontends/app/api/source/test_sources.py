@@ -13,6 +13,7 @@ from weft.frontends import load_source
 from weft.frontends.app.api.compile import compile
 from weft.frontends.dsl import Attention, Block, Decoder
 from weft.ir import Graph, WeftError, interpret
+from weft.ir.text import parse
 
 TINY = Decoder(11, 8, 2, Block(Attention(2)))
 
@@ -59,6 +60,22 @@ def test_architecture_files(file: Path) -> None:
     assert "layers.4.ffn.a.weight" in load_source(f"{file}:large").graph.params
     only = load_source(file)  # the only model needs no name
     assert (only.graph.name, only.files, list(only.hashes())) == ("small", (file,), ["arch.py"])
+
+
+@pytest.mark.parametrize(
+    ("file_name", "variable", "name"),
+    [("local_global.py", "model", "local_global"), ("zoo.py", "Mistral", "Mistral"), ("model.py", "model", "model"),
+     ("2 layers é.py", "model", "_2_layers_")],
+)  # fmt: skip
+def test_graph_is_named_after_the_file_or_its_variable(
+    file_name: str, variable: str, name: str, tmp_path: Path
+) -> None:
+    """A name that is not simply `model`; IR text with it can be read again."""
+    (tmp_path / file_name).write_text(
+        f"import weft\n{variable} = weft.Decoder(8, 8, 1, weft.Block(weft.Attention(2)))\n"
+    )
+    graph = load_source(tmp_path / file_name).graph
+    assert (graph.name, parse(str(graph)).name) == (name, name)
 
 
 @pytest.mark.parametrize(
