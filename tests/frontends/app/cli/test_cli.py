@@ -39,7 +39,7 @@ def test_help_groups_the_commands() -> None:
     sections = re.findall(r"^(\w+):\n((?:  \S.*\n)+)", text, re.MULTILINE)
     listed = {title: [line.split()[0] for line in lines.splitlines()] for title, lines in sections}
     assert listed.pop("Options") == ["--version", "--import", "-h,"]
-    assert list(listed) == ["Build", "Run", "Look", "Change", "Trust", "Shell"]
+    assert list(listed) == ["Build", "Run", "Look", "Train", "Change", "Trust", "Shell"]
     assert [name for names in listed.values() for name in names] == list(cli.commands)
     assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify", "bisect", "certificate"]
 
