@@ -40,7 +40,7 @@ def test_help_groups_the_commands() -> None:
     listed = {title: [line.split()[0] for line in lines.splitlines()] for title, lines in sections}
     assert listed.pop("Options") == ["--version", "--import", "-h,"]
     assert list(listed) == ["Build", "Run", "Look", "Train", "Change", "Trust", "Shell"]
-    assert [name for names in listed.values() for name in names] == list(cli.commands)
+    assert {name for names in listed.values() for name in names} == cli.commands.keys() - {"heal"}  # an earlier name
     assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify", "bisect", "certificate"]
 
 
