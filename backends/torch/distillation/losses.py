@@ -124,7 +124,7 @@ class Predictions:
             with record_layers(self.teacher.module) as expected:
                 log_p, ids = self.teacher.predict_all(batch.windows), None
             pairs = [(record[1], expected[at][1]) for record, at in zip(student, self.segments, strict=True)]
-            errors = [F.mse_loss(y.float(), target) / target.square().mean() for y, target in pairs]
+            errors = [_compute_error(y, target, torch.zeros_like(target)) for y, target in pairs]
         elif self.teacher.top:
             log_p, ids = self.teacher.predict(batch)
         else:
@@ -158,13 +158,20 @@ class Layers:
             self._run(net, batch.windows)
         errors = []
         for (x, y), at in zip(outputs, self.segments, strict=True):
-            target = expected[at][1].float()
-            errors.append(F.mse_loss(y.float(), target) / F.mse_loss(x.float(), target).clamp_min(1e-12))
+            errors.append(_compute_error(y, expected[at][1], x))
         return {"loss": torch.stack(errors).mean()}
 
     def _run(self, net: nn.Module, windows: Tensor) -> None:
         """Run `net` with the logits of one token, since only its layers are needed."""
         net(windows, last=torch.zeros(len(windows), dtype=torch.long, device=windows.device))
+
+
+def _compute_error(y: Tensor, target: Tensor, base: Tensor) -> Tensor:
+    """Return the mean over windows of ‖y − target‖² / ‖base − target‖², for [windows, length, width]. A mean of ratios:
+    the processes of a run may divide the windows."""
+    y, target, base = y.float(), target.float(), base.float()
+    errors, sizes = ((x - target).square().sum((1, 2)) for x in (y, base))
+    return (errors / sizes.clamp_min(1e-12)).mean()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
 from weft.ir.storage import Stamp, take_stamps
-from weft.ir.storage.documents import check_regular, expand_home, read_text
+from weft.ir.storage.documents import Record, check_regular, expand_home, read_text
 
 from ....formats.hf.hub import HUB_ID, find_snapshot
 from ....model import Model, SourceLike
@@ -114,7 +114,11 @@ def _load_folder(spec: str, path: Path) -> Model:
             raise WeftError(f"{path} is a run without a model yet: continue it with `weft train --resume {path}`")
         return replace(read_model(spec, path / BEST), description=f"run {path.name}")
     if (path / "weft.json").is_file():
-        raise WeftError(f"{path} is compiled already: `weft run {path}` runs it; to compile again, name its source")
+        source = Record.read(path / "weft.json").record("source", {}).text("spec", "")
+        remedy = f"name its source, {source}" if source else "name its source, a model built in Python"
+        raise WeftError(
+            f"{path} is compiled already: `weft run`, `eval`, `viz`, `verify` and `bisect` take it; otherwise {remedy}"
+        )
     return load_with_adapters(spec)
 
 

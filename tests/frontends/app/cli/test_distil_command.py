@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ...command import TINY, done, refused
@@ -37,6 +41,21 @@ def test_distil_writes_a_model_closer_to_the_original(name: str, models: Path, t
     assert scores["scores"][2]["kl"] < 0.9 * scores["scores"][1]["kl"]
     again = done("distil", models / name, *options, "--steps", "40", "--resume", tmp_path / "out", "--json").stdout
     assert json.loads(again)["best"] == pytest.approx(best, abs=1e-4)
+
+
+def test_two_processes_reach_the_losses_of_one(models: Path, warm: dict[str, str], tmp_path: Path) -> None:
+    options = ("--against", models / "run", "--text", models / "notes.txt", *SHORT, "--rate", "0.02", "--steps", "6")
+    done("distil", models / "heads", *options, "-o", tmp_path / "one")
+    launch = [str(shutil.which("torchrun", path=warm["PATH"])), "--standalone", "--nproc-per-node", "2", "-m", "weft"]
+    command = [*launch, "distil", models / "heads", *options, "-o", tmp_path / "two"]
+    process = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=warm)
+    assert process.returncode == 0, process.stderr
+    logs = []
+    for name in ("one", "two"):
+        with (tmp_path / name / "log.csv").open(newline="") as file:
+            logs.append([[float(row[key]) for key in ("loss", "gradient")] for row in csv.DictReader(file)])
+    np.testing.assert_allclose(*logs, rtol=1e-3)
+    assert len(logs[0]) == 6 and process.stdout.count("written; try") == 1
 
 
 def test_heal_is_an_earlier_name(models: Path, tmp_path: Path) -> None:
