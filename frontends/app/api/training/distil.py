@@ -119,6 +119,8 @@ def distil(
         folder.check_new()
     original, rewritten = load_source(against), load_source(model)
     _check_pair(rewritten, original)
+    if rewritten.tokenizer is None:
+        rewritten = replace(rewritten, tokenizer=original.tokenizer)
     choice = choose_parameters(rewritten.graph, original.graph, settings.train)
     settings = replace(settings, rate=settings.rate or RATE).resolve(rewritten)
 
@@ -137,12 +139,11 @@ def distil(
         raise WeftError(f"{rewritten.description} has no parameters that can be trained")
     if not resumes:
         paths = [text] if isinstance(text, str | Path) else text or [MIXTURE]
-        reader = rewritten if rewritten.graph.tokenize is not None else original
         facts = {"source": make_absolute(rewritten.spec), "against": make_absolute(original.spec)}
         sources = [Corpus(expand_home(path), field) for path in paths]
         begin_run(
             folder,
-            reader,
+            rewritten,
             sources,
             [],
             settings,
