@@ -97,7 +97,7 @@ def test_unreadable_texts_and_tokenizers_are_refused(tmp_path: Path, monkeypatch
     for name, message in {
         "none.txt": "the text .*none.txt cannot be read: no such file",
         "latin.txt": "cannot be read: .*can't decode byte",
-        "broken.jsonl": "cannot be read: Expecting",
+        "broken.jsonl": "line 1: not valid JSON: Expecting",
         "list.jsonl": "line 1 has no text called 'text', but list",
     }.items():
         with pytest.raises(WeftError, match=message):

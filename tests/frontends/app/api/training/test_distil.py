@@ -219,7 +219,7 @@ def test_an_interrupted_run_continues_bit_by_bit(stop: int, text: Path) -> None:
     first = original("tied")
     quantized = run_passes(first, QUANTIZE)
     settings = replace(SETTINGS, layers=0.5, tokens=None, steps=12, validate_every=3, top=8, samples=40, labels=0.1)
-    options: dict[str, Any] = {"against": first, "texts": text}
+    options: dict[str, Any] = {"against": first, "text": text}
     whole = weft.distil(quantized, text.parent / "whole", settings, **options)
     with pytest.raises(Stop):
         weft.distil(quantized, text.parent / "parts", settings, **options, report=stop_at(stop))
