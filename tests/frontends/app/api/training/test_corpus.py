@@ -98,7 +98,7 @@ def test_unreadable_texts_and_tokenizers_are_refused(tmp_path: Path, monkeypatch
         "none.txt": "the text .*none.txt cannot be read: no such file",
         "latin.txt": "cannot be read: .*can't decode byte",
         "broken.jsonl": "line 1: not valid JSON: Expecting",
-        "list.jsonl": "line 1 has no text called 'text', but list",
+        "list.jsonl": "line 1: a JSON object was expected, not array",
     }.items():
         with pytest.raises(WeftError, match=message):
             read_sequence(model, [Corpus(tmp_path / name)])
