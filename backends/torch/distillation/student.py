@@ -320,7 +320,7 @@ def copy_as_floats(graph: Graph, choice: ParameterChoice) -> FloatCopy:
 def open_student(
     graph: Graph, floats: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str, rank: int = 8
 ) -> Student:
-    """Return the student of `graph` on `device`.
+    """Return the module of `graph` on `device` with its chosen parameters trainable, all others fixed.
 
     floats: `copy_as_floats(graph, choice)`. forms: graphs by name, the result of compiling `floats.graph` for target
     torch; ``forms[MODEL]`` is built. rank: of low-rank matrices. A weight is trained only if that graph reads it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft import MLP, Attention, Block, Decoder, RMSNorm, linear, module, trace
-from weft.ir import Graph, Node, Param, TensorType, ops
+from weft.ir import Graph, Node, Param, TensorType, Value, ops
 from weft.ir.types import dtypes, sizes
 from weft.passes.analysis.residual import ResidualStream, find_layers_without_residual, find_streams
 
@@ -71,7 +71,7 @@ class Plain:
     ffn: MLP
     forgets: str
 
-    def __call__(self, x):  # type: ignore[no-untyped-def]
+    def __call__(self, x: Value) -> Value:
         x = self.attn(RMSNorm()(x)) + (0 if self.forgets == "attn" else x)
         y = self.ffn(RMSNorm()(x))
         return y if self.forgets == "ffn" else x + y
@@ -81,7 +81,7 @@ class Plain:
 class Outside:
     """A layer without an addition, which its caller makes."""
 
-    def __call__(self, x):  # type: ignore[no-untyped-def]
+    def __call__(self, x: Value) -> Value:
         return linear(x, x.width, "map")
 
 
@@ -91,7 +91,7 @@ class Stack:
 
     layers: tuple[Outside, ...]
 
-    def __call__(self, x):  # type: ignore[no-untyped-def]
+    def __call__(self, x: Value) -> Value:
         for layer in self.layers:
             x = x + layer(x)
         return x

@@ -137,7 +137,7 @@ def compare(
 
 
 class _Course:
-    """The course of a variant's training for one seed. Its time is that of its own steps, without validations."""
+    """The course of a variant's training for one seed. Its time is the sum of its steps, without validations."""
 
     def __init__(self, training: Training, cost: float) -> None:
         self.trainer, self.held_out, self.cost = training.trainer, training.held_out, cost

@@ -48,7 +48,7 @@ SAMPLE_BATCH = 64  # sequences sampled in one batch
 
 @dataclass(frozen=True)
 class DistilSettings(TrainingSettings):
-    """Settings of `weft.distil`; those not listed here are as in `TrainingSettings`.
+    """Settings of `weft.distil`; all fields of `TrainingSettings` apply, with these in addition.
 
     train: groups of parameters that train: ``scales`` (of quantized weights), ``codes`` (and their scales), ``norms``,
     ``biases``, ``changed`` (sublayers with a weight that is not the original's), ``all``, patterns of names such as

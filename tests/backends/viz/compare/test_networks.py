@@ -158,7 +158,7 @@ def test_tensor_names_are_compared_only_if_checkpoints_share_some() -> None:
 
 
 def test_layers_after_a_pruned_layer_correspond() -> None:
-    """The layers behind one that is pruned have other numbers, and are what they were."""
+    """Layers after a pruned one have other indices and no changes."""
     model = model_of("smollm2-135m").graph
     found = compare_networks(build_network(model), build_network(run_passes(model, "prune-layers{layers=[5]}")))
     assert {name.split(".")[1] for name in marked(found.before, REMOVED)} == {"5"}

@@ -73,10 +73,10 @@ def test_changes_and_missing_files_are_found(home: Path) -> None:
     with (home / "source/config.json").open("a") as file:
         file.write(" ")
     shutil.rmtree(home / "rewritten")
-    told = reasons(home / "out")
-    assert "files have their checksums genai_config.json was modified" in told
-    assert f"FAILS config.json of the source {home}/source it has changed" in told
-    assert f"not checked model.weft of the source {home}/rewritten it is not here" in told
+    statements = reasons(home / "out")
+    assert "files have their checksums genai_config.json was modified" in statements
+    assert f"FAILS config.json of the source {home}/source it has changed" in statements
+    assert f"not checked model.weft of the source {home}/rewritten it is not here" in statements
     assert weft_command("certificate", home / "out").exit_code == 1
 
 
@@ -94,7 +94,7 @@ def test_recorded_evaluation_is_repeated(home: Path) -> None:
 
 
 def test_wrong_score_fails_although_the_seal_is_intact(home: Path) -> None:
-    """As somebody would write it who knows how records are sealed."""
+    """A forged record whose checksum is right."""
     evaluate(home, "rewritten")
     record = json.loads((home / "rewritten" / PROVENANCE).read_text())
     (entry,) = record["measurements"]

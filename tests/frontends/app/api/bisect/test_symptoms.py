@@ -26,7 +26,7 @@ def with_feature(x: Array) -> Array:
 
 
 def with_column(x: Array) -> Array:
-    """As if one column of a weight differed: the difference is an outer product."""
+    """The difference is an outer product, as one differing column of a weight causes it."""
     return x + np.random.default_rng(1).normal(size=(7, 1)) * np.random.default_rng(2).normal(size=16)
 
 
