@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from weft.backends.runtime.device import choose_place
 from weft.backends.viz.formats.chart import check_chart
 from weft.backends.viz.formats.curves import Curve, render_curves
 from weft.ir.errors import WeftError
@@ -23,7 +22,7 @@ from ..inspect.counting import inspect
 from ..source.sources import load_source
 from .corpus import Corpus, Progress, attach_tokenizer
 from .runs import MAX_HELD_OUT, read_tokens
-from .trainers import Training, check_trainable, open_training
+from .trainers import Training, check_trainable, choose_device, open_training
 from .training_settings import TrainingSettings
 
 POINTS = 20  # validations of a run
@@ -104,7 +103,7 @@ def compare(
     paths = [text] if isinstance(text, str | Path) else text
     training = [Corpus(expand_home(path), field) for path in paths]
     rest = [] if validation is None else [Corpus(expand_home(validation), field)]
-    accelerator = open_accelerator(choose_place(device, "torch").device, settings.bf16, settings.accumulate)
+    accelerator = open_accelerator(choose_device(device), settings.bf16, settings.accumulate)
     models = _open_variants(sources, tokenizer, training)
     models = [models[0], *(_match(model, models[0]) for model in models[1:])] if match_parameters else models
     settings = settings.resolve(models[0])

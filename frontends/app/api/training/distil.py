@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.block_weights import is_quantized
-from weft.backends.runtime.device import choose_place
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array
@@ -31,7 +30,7 @@ from ..source.sources import load_source
 from .corpus import Corpus, Progress
 from .run_folder import Run, RunFolder, RunState
 from .runs import Hooks, begin_run, run_phases
-from .trainers import check_trainable
+from .trainers import check_trainable, choose_device
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def distil(
             (or with `resumes` is not a run), a text cannot be read or is too short, the loss is not finite, or no state
             is closer to the original than `model` was.
     """
-    folder, place = RunFolder(expand_home(out)), choose_place(device, "torch")
+    folder, place = RunFolder(expand_home(out)), choose_device(device)
     if resumes:
         folder.read()
     else:
@@ -130,7 +129,7 @@ def distil(
     from weft.backends.torch.training.objectives import Objective
     from weft.backends.torch.training.trainer import Trainer, open_accelerator
 
-    accelerator = open_accelerator(place.device, settings.bf16, settings.accumulate)
+    accelerator = open_accelerator(place, settings.bf16, settings.accumulate)
     original_net = build(original, device=accelerator.device)
     floats = copy_as_floats(rewritten.graph, choice)
     forms = build_module_graphs(simplify_trainable(floats.graph))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.backends.runtime.device import choose_place
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, expand_home
 
@@ -20,7 +19,7 @@ from ..source.sources import find_architecture_file, load_source
 from .corpus import Corpus, Progress, attach_tokenizer
 from .run_folder import Run, RunFolder, RunState
 from .runs import Hooks, begin_run, run_phases
-from .trainers import check_trainable, initialize_by, open_training
+from .trainers import check_trainable, choose_device, initialize_by, open_training
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -65,13 +64,13 @@ def train(
     """
     folder, hooks = RunFolder(expand_home(out)), Hooks(report, progress, tensorboard)
     folder.check_new()
-    place = choose_place(device, "torch")
+    place = choose_device(device)
     paths = [text] if isinstance(text, str | Path) else text
     training = [Corpus(expand_home(path), field) for path in paths]
     held_out = [] if validation is None else [Corpus(expand_home(validation), field)]
     from weft.backends.torch.training.trainer import open_accelerator
 
-    accelerator = open_accelerator(place.device, settings.bf16, settings.accumulate)
+    accelerator = open_accelerator(place, settings.bf16, settings.accumulate)
     model = attach_tokenizer(load_source(source), tokenizer, training)
     check_trainable(model)
     if settings.lora and save_as is not None:
@@ -116,7 +115,7 @@ def resume(
     sources = [_choose_source(record, key, choice) for key, choice in (("source", source), ("save_as", save_as))]
     from weft.backends.torch.training.trainer import open_accelerator
 
-    accelerator = open_accelerator(choose_place(device, "torch").device, settings.bf16, settings.accumulate)
+    accelerator = open_accelerator(choose_device(device), settings.bf16, settings.accumulate)
     tokenizer = str(folder.tokenizer) if folder.tokenizer.is_dir() else None
     model, saved = (None if s is None else attach_tokenizer(load_source(s), tokenizer, []) for s in sources)
     assert model is not None

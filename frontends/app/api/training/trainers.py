@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from weft.backends.runtime.device import choose_place
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array
@@ -26,6 +28,18 @@ if TYPE_CHECKING:
     from weft.backends.torch.distillation.student import Student
     from weft.backends.torch.training.batches import Windows
     from weft.backends.torch.training.trainer import Trainer
+
+
+def choose_device(device: str) -> str:
+    """Return "cpu" or "cuda" for a `device` that may also be "auto".
+
+    Raises:
+        WeftError: if it cannot be used, or PyTorch or accelerate is not installed.
+    """
+    place = choose_place(device, "torch")
+    if find_spec("accelerate") is None:
+        raise WeftError("training needs the package accelerate: install weft[train]")
+    return place.device
 
 
 def check_trainable(model: Model) -> None:

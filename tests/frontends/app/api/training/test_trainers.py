@@ -10,7 +10,8 @@ import pytest
 import weft
 from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, RMSNorm, TrainingSettings
 from weft.backends.torch.training.trainer import open_accelerator
-from weft.frontends.app.api.training.trainers import Training, check_trainable, open_training
+from weft.frontends.app.api.training import trainers
+from weft.frontends.app.api.training.trainers import Training, check_trainable, choose_device, open_training
 from weft.frontends.model import Model
 from weft.ir.errors import WeftError
 
@@ -58,3 +59,10 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
         check_trainable(replace(model, graph=weft.run_passes(model.graph, "kv-cache")))
     with pytest.raises(WeftError, match="has no linear weight that is a tensor of a checkpoint as it is"):
         training_of(model, replace(SETTINGS, lora=4))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_device("cpu") == "cpu"
+    monkeypatch.setattr(trainers, "find_spec", lambda name: None)
+    with pytest.raises(WeftError, match=r"training needs the package accelerate: install weft\[train\]"):
+        choose_device("cpu")
