@@ -135,7 +135,7 @@ def test_each_layer_gets_the_original_input_and_only_its_own_error(batch: Window
     assert student.embed.weight.grad is None
 
 
-def test_a_layer_before_removed_ones_takes_over_their_work(batch: WindowBatch, tmp_path: Path) -> None:
+def test_the_layer_after_removed_ones_takes_over_their_work(batch: WindowBatch, tmp_path: Path) -> None:
     original = build(5)
     for kept in ([0, 2, 4], [1, 2], [0, 1, 2, 3]):
         student = build(len(kept), seed=2)
