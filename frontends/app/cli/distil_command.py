@@ -35,7 +35,7 @@ UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a 
     "--train",
     multiple=True,
     metavar="GROUP",
-    help="Parameters to train: scales, codes, norms, biases, changed, all, lora, or a pattern such as 'layers.*.attn.*'; "
+    help="Parameters to train: scales, codes, norms, biases, changed, all, lora, or a pattern like 'layers.*.attn.*'; "
     "may be repeated. Default: scales, norms and biases of a quantized model, else changed.",
 )
 @click.option("--rank", type=click.IntRange(1), help="Rank of the matrices of lora; default: 8.")
