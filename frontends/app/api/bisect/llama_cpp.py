@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from weft.backends.alignment.traces import ValueTrace
+from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 
@@ -41,6 +42,11 @@ def trace_log_probabilities(path: Path, graph: Graph, ids: Sequence[int], *_: An
     values = np.array([likely.get(i, -math.inf) for i in range(vocab)])
     # Its kernels round activations to 8 bits before products with quantized weights.
     rounded = any(graph.reader.dtype(key).is_block for p in graph.params.values() for key in p.recipe.sources())
-    return ValueTrace(
-        values={LOG_PROBABILITIES: values}, outputs={LOG_PROBABILITIES: LOG_PROBABILITIES}, rounded=rounded
+    # It looks approximate GELUs up in a table with an entry per f16 (ggml-cpu/vec.h).
+    tabulated = any(
+        (node.op is ops.gelu and node.attrs["approximate"] != "none")
+        or node.attrs.get("activation") in ("gelu_tanh", "gelu_quick")
+        for node in graph.nodes
     )
+    outputs, dtype = {LOG_PROBABILITIES: LOG_PROBABILITIES}, "f16" if tabulated else "f32"
+    return ValueTrace(values={LOG_PROBABILITIES: values}, outputs=outputs, dtype=dtype, rounded=rounded)
