@@ -14,6 +14,7 @@ installed next to this Python (minus those of the held-out text), and the mixtur
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -29,7 +30,7 @@ from machine import RESULTS, facts, save
 from smollm2 import GGUF
 
 import weft
-from weft import DistilSettings
+from weft import DistilSettings, WeftError
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.api.source.sources import load_source
 from weft.frontends.formats.weft.model_folder import write_model
@@ -50,6 +51,10 @@ REWRITES: dict[str, dict[str, str]] = {  # the pipeline without and with a fit t
         "fitted": f"prune-neurons{{keep=0.75, {CALIBRATION}}}",
     },
     "24 layers of 30": {"plain": 'prune-layers{layers="21-26"}'},
+    "MLA with half the cache": {
+        "plain": "compress-to-mla{rank=160, rotary=32}, mla-absorb",
+        "fitted": f"compress-to-mla{{rank=160, rotary=32, {CALIBRATION}}}, mla-absorb",
+    },
     "int4 without a grid": {"plain": "quantize{bits=4, method=rtn}", "fitted": "@best-int4"},
     "int3": {"plain": "quantize{bits=3, method=rtn}", "fitted": "@best-int3"},
 }
@@ -106,18 +111,22 @@ def generate(source: Path, work: Path) -> dict[str, list[str]]:
     weft.compile(source, work / "onnx", target="ort-cpu")
     ours = weft.load(work / "onnx")
     texts = {"ort-cpu": [ours.generate(prompt, max_tokens=NEW)[0].text for prompt in PROMPTS]}
-    weft.export(source, work / "hf")
+    try:
+        weft.export(source, work / "hf")
+    except WeftError:  # no class of transformers has this attention: with the model's code
+        weft.compile(source, work / "hf", target="transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(work / "hf")
-    model = transformers.AutoModelForCausalLM.from_pretrained(work / "hf", dtype="float32")
+    model = transformers.AutoModelForCausalLM.from_pretrained(work / "hf", dtype="float32", trust_remote_code=True)
     texts["transformers"] = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         made = model.generate(ids, attention_mask=ids * 0 + 1, max_new_tokens=NEW, do_sample=False)
         texts["transformers"].append(tokenizer.decode(made[0, ids.shape[1] :]))
-    if importlib.util.find_spec("xllamacpp"):
+    with contextlib.suppress(WeftError):  # no architecture of llama.cpp has this attention
+        weft.export(source, work / "model.gguf")
+    if importlib.util.find_spec("xllamacpp") and (work / "model.gguf").exists():
         import xllamacpp
 
-        weft.export(source, work / "model.gguf")
         params = xllamacpp.CommonParams()
         params.model.path, params.n_ctx, params.n_predict, params.warmup = str(work / "model.gguf"), 512, NEW, False
         server = xllamacpp.Server(params)

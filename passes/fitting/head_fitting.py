@@ -15,11 +15,11 @@ from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array, SpilledTensors
 
-from ..analysis.projections import Branch, find_branch, find_output_linear
+from ..analysis.projections import Branch, find_branch, find_output_linear, find_projections
 from ..edits.edit import require_param
 from .calibration import Activations
-from .head_conversion import Rotation, merge_keys, merge_values
-from .head_moments import compute_moments
+from .head_conversion import Rotation, compress_to_latent, merge_keys, merge_values
+from .head_moments import Moments, compute_moments
 
 CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, that count as much as its old weight
 
@@ -28,8 +28,9 @@ CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, 
 class Fit:
     """The new linears of an attention: `linears` maps q, k, v, o to recipes of weight and bias (None: no change).
 
-    `linears` has q and k, or neither, and v and o, or neither; `reasons` state why a pair is missing. `is_refitted` is
-    True once `refit_output` has refitted the output linear.
+    `linears` has q and k, or neither, and v and o, or neither; `reasons` state why a pair is missing. Of a latent
+    attention, `linears` has the maps of `compress_to_latent`. `is_refitted` is True once `refit_output` has refitted
+    the output linear.
     """
 
     linears: dict[str, tuple[Recipe, Recipe | None]]
@@ -58,12 +59,10 @@ class Fitter:
         q, k, v = (find_branch(node, role) for role in "qkv")
         o = find_output_linear(node)
         assert isinstance(k, Branch) and isinstance(v, Branch)
-        key = (_make_key(q), _make_key(k), _make_key(v), o.operand("weight") if isinstance(o, Node) else o)
-        if key in self._fits:
-            return self._fits[key]
-        fit = self._fits[key] = Fit({}, [])
-        original_node = self._original_nodes[node]
-        moments = compute_moments(node if self._now else original_node, groups, self._now or self._before)
+        fit, is_new = self._open_fit((_make_key(q), _make_key(k), _make_key(v), _make_key(o)))
+        if not is_new:
+            return fit
+        moments = self._compute_moments(node, groups)
         heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
         if isinstance(rotation := _find_rotation(q, k), str):
             fit.reasons.append(f"keys: {rotation}")
@@ -76,11 +75,41 @@ class Fitter:
             fit.reasons.append(f"values: {opaque}")
         elif isinstance(o, Node):
             weight = self._evaluate(o.operand("weight"))
-            old_v, old_o = self._map(v, kv_heads), weight.reshape(len(weight), heads, -1).swapaxes(0, 1)
+            old_v, old_o = self._map(v, kv_heads), _split_columns(weight, heads)
             new_v, new_o = merge_values(old_v, old_o, groups, _crop_moment(moments.v, old_v))
             columns = new_o.swapaxes(0, 1).reshape(weight.shape)
             fit.linears["v"] = self._store_maps(node, v, "v", new_v)
             fit.linears["o"] = self._put(f"{node.output.name}.o.weight", columns, o), None
+        return fit
+
+    def fit_latent(self, node: Node, rank: int, pairs: Array) -> Fit | str:
+        """Return the linears of a latent attention of `rank` in which only the rotary pairs `pairs` rotate, for the
+        attention `node`; a reason (str) if it has none."""
+        projections = find_projections(node)
+        if isinstance(projections, str):
+            return projections
+        q, k, v, o = projections.q, projections.k, projections.v, projections.o
+        assert v is not None
+        if why := _explain_obstacle(v):
+            return why
+        if isinstance(rotation := _find_rotation(q, k), str):
+            return rotation
+        fit, is_new = self._open_fit((_make_key(q), _make_key(k), _make_key(v), _make_key(o)))
+        if not is_new:
+            return fit
+        heads, kv_heads = projections.heads, projections.kv_heads
+        old_k, old_v = self._map(k, kv_heads), self._map(v, kv_heads)
+        width = max(old_k.shape[2], old_v.shape[2])  # with a bias, if only one of them has it
+        old_k, old_v = (np.pad(w, ((0, 0), (0, 0), (0, width - w.shape[2]))) for w in (old_k, old_v))
+        old_o = _split_columns(self._evaluate(o.operand("weight")), heads)
+        moments = self._compute_moments(node, 1)
+        maps = compress_to_latent(self._map(q, heads), old_k, old_v, old_o, rank, pairs, rotation, moments)
+        for role in ("k_up", "v_up"):
+            # For every query head the rows of its KV head.
+            rows = np.concatenate(np.repeat(maps[role], heads // kv_heads, 0))
+            fit.linears[role] = self._put(f"{node.output.name}.{role}.weight", rows, k.linear), None
+        for role, branch in {"q": q, "q_rope": q, "k_rope": k, "latent": k if k.bias is not None else v}.items():
+            fit.linears[role] = self._store_maps(node, branch, role, maps[role])
         return fit
 
     def refit_output(self, old_node: Node, node: Node, fit: Fit) -> None:
@@ -108,6 +137,14 @@ class Fitter:
         # Δ · gram = missed, solved transposed, as gram is symmetric. The key is that of `fit`: its recipe stays.
         self._put(f"{node.output.name}.o.weight", weight + np.linalg.solve(gram, missed.T).T, new)
 
+    def _open_fit(self, key: tuple[object, ...]) -> tuple[Fit, bool]:
+        """Return the fit of the linears in `key`, and whether it is new."""
+        is_new = key not in self._fits
+        return self._fits.setdefault(key, Fit({}, [])), is_new
+
+    def _compute_moments(self, node: Node, groups: int) -> Moments:
+        return compute_moments(node if self._now else self._original_nodes[node], groups, self._now or self._before)
+
     def _evaluate(self, param: Value | None) -> Array:
         assert isinstance(param, Param)
         return param.recipe.evaluate(self._reader).astype(np.float64)
@@ -122,11 +159,9 @@ class Fitter:
 
     def _store_maps(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
         """Store `maps` [heads, d, width (+ 1 for a bias)] in the reader; return the recipes of weight and bias."""
-        rows, key = maps.reshape(-1, maps.shape[-1]), f"{node.output.name}.{role}"
-        if branch.bias is None:
-            return self._put(f"{key}.weight", rows, branch.linear), None
-        weight = self._put(f"{key}.weight", rows[:, :-1], branch.linear)
-        return weight, self._put(f"{key}.bias", rows[:, -1], branch.linear)
+        rows, key, width = np.concatenate(maps), f"{node.output.name}.{role}", branch.weight.width
+        weight = self._put(f"{key}.weight", rows[:, :width], branch.linear)
+        return weight, None if branch.bias is None else self._put(f"{key}.bias", rows[:, width], branch.linear)
 
     def _put(self, key: str, array: Array, linear: Node) -> Recipe:
         """Store `array` in the reader as `key`, in the dtype of the weight of `linear`; return its recipe."""
@@ -135,8 +170,15 @@ class Fitter:
         return Source(key)
 
 
-def _make_key(branch: Branch | str) -> object:
-    return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
+def _make_key(source: Branch | Node | str) -> object:
+    if isinstance(source, Node):
+        return source.operand("weight")
+    return source if isinstance(source, str) else (source.weight, source.bias, source.span)
+
+
+def _split_columns(weight: Array, heads: int) -> Array:
+    """Return `weight` [out, heads·d] of an output linear as [heads, out, d]."""
+    return weight.reshape(len(weight), heads, -1).swapaxes(0, 1)
 
 
 def _crop_moment(moment: Array, maps: Array) -> Array:
@@ -158,7 +200,8 @@ def _find_rotation(q: Branch | str, k: Branch) -> Rotation | str:
     alike = {(n.inputs[2], n.attrs["interleaved"]) for n in (q.rope, k.rope)}
     if any(len(branch_ropes) > 1 for branch_ropes in ropes) or len(alike) > 1:
         return "queries and keys are rotated differently"
-    return Rotation(0 if q.rope.inputs[2] is None else q.rope.inputs[2].width, q.rope.attrs["interleaved"])
+    amplitude = q.rope.attrs["amplitude"] * k.rope.attrs["amplitude"]
+    return Rotation(q.rope.required_operand("frequencies").width, q.rope.attrs["interleaved"], amplitude)
 
 
 def _explain_obstacle(branch: Branch) -> str:

@@ -154,7 +154,7 @@ class MhaToGqa(Pass):
             if "kv_heads" in node.attrs and not node.attrs["kv_heads"] % self.kv_heads:
                 for branch in (find_branch(node, role) for role in "kv" if node.operand(role) is not None):
                     if isinstance(branch, Branch):
-                        _equalize_heads(branch, int(node.attrs["kv_heads"]), self.kv_heads)
+                        equalize_heads(branch, int(node.attrs["kv_heads"]), self.kv_heads)
         merged = equal.clone()
         # Without calibration: heads that are equal merge exactly, whatever the moments are.
         replace(self, calibration=None).run(merged, Trace())
@@ -176,7 +176,7 @@ def _merge_kv_heads(node: Node, layouts: dict[str, tuple[Branch, HeadLayout]], g
     return node
 
 
-def _equalize_heads(branch: Branch, heads: int, groups: int) -> None:
+def equalize_heads(branch: Branch, heads: int, groups: int) -> None:
     """Replace the `heads` heads of `branch`, by recipe, so that each of `groups` runs repeats its first head."""
     start, stop = branch.span
     head_dim, run = (stop - start) // heads, heads // groups

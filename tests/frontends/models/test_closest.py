@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import weft
 from weft.backends.runtime.compiled_folder import read_manifest
-from weft.frontends.app.api.source.recorded import load_recorded_source
+from weft.frontends.app.api.source.sources import load_recorded_source
 from weft.frontends.app.cli import cli
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.other_types import REFUSED

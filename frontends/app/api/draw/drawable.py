@@ -18,8 +18,7 @@ from weft.passes import run_passes
 
 from ....formats.weft.model_folder import GRAPH
 from ....model import Model
-from ..source.recorded import load_recorded_source
-from ..source.sources import load_source
+from ..source.sources import load_recorded_source, load_source
 
 MODEL, ENCODER = "model.onnx", "encoder.onnx"
 

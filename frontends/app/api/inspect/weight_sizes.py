@@ -8,20 +8,18 @@ compile keeps are kept here as well.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from weft.backends.target import TARGETS
 from weft.backends.weights import average_bits
 from weft.ir.errors import WeftError
-from weft.passes import Pipeline, run_passes
-from weft.passes.core.base import Pass
+from weft.passes import run_passes
 from weft.passes.forms import derive_graphs
-from weft.passes.library.quantize.quantize import QuantizeWeights
-from weft.passes.library.quantize.scale_channels import ScaleChannels
 
 from ....model import Model
 from ..compile import MAX_LENGTH
+from ..source.stored import round_to_nearest
 from ..weights import expand_weights
 
 
@@ -69,27 +67,3 @@ def compute_weight_sizes(model: Model, weights: str, target: str, dtype: str | N
         raise WeftError(f"target {target} does not report how it stores weights; choose another --target")
     blocks = built.facts.get("blocks", {})
     return WeightSizes(weights, target, dtype, facts["kinds"], facts["layers"], blocks, built.weight_bytes)
-
-
-class _RoundedWeights(QuantizeWeights):
-    """A pass that keeps the blocks of a checkpoint, and rounds all other weights to the nearest code."""
-
-    fits = searches = False
-
-
-def round_to_nearest(pipeline: Pipeline, exact: bool) -> Pipeline:
-    """Return `pipeline` with rounding to the nearest code instead of fitting to a text, which only a bit budget reads.
-
-    `exact`: keep also steps that change values but not sizes: the pass scale-channels (else it is removed), which reads
-    a text, and the search for scales by the weights alone in quantizing passes (else they round to the nearest).
-    """
-
-    def simplify(step: Pass) -> Pass:
-        if not isinstance(step, QuantizeWeights) or (exact and step.uses_search):
-            return step
-        if step.method in ("auto", "hqq") and step.calibration is None and step.budget is None:
-            return _RoundedWeights(**asdict(step))
-        return replace(step, method="rtn", calibration=None if step.budget is None else step.calibration)
-
-    steps = [(p, [s for s in p.passes if exact or not isinstance(s, ScaleChannels)]) for p in pipeline.phases]
-    return Pipeline(tuple(replace(phase, passes=tuple(map(simplify, passes))) for phase, passes in steps))

@@ -1,4 +1,4 @@
-"""Sources: the models that a command names, as graphs with weights.
+"""Sources: the models that a command names, as graphs with weights, also of compiled folders.
 
-Never here: file formats, rewriting.
+Never here: file formats, passes.
 """

@@ -8,16 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from weft.backends.runtime.compiled_folder import MANIFEST
+from weft.backends.runtime.trust import require_trust
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
 from weft.ir.storage import Stamp, take_stamps
+from weft.ir.storage.contents import hash_file
 from weft.ir.storage.documents import Record, check_regular, expand_home, read_text
+from weft.passes import parse_pipeline
+from weft.passes.runner import Progress
 
 from ....formats.hf.hub import HUB_ID, find_snapshot
 from ....model import Model, SourceLike
+from ..rewrite import rewrite
+
+if TYPE_CHECKING:
+    from .stored import WeightCheck
+
+# Passes that change the form of a graph, not the function of its source.
+FORM_PASSES = {"cast", "concat-caches", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
+_TAKE_COMPILED = "`weft run`, `eval`, `viz`, `verify` and `bisect` take the folder without its source"
 
 
 def load_source(
@@ -31,12 +44,13 @@ def load_source(
 
     A source is a preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or
     the id of a repository in the local hub cache), the folder of an adapter whose base is local, a model folder of
-    ``weft opt``, a .gguf file, or a file of IR text; in Python also a `Decoder`, an `Encoder` or any object with such a
-    ``graph`` method, a `Graph`, or a `Model`. Without a checkpoint, parameters get their declared random initialization
-    with `seed`, 0 if None. The PEFT adapters in the folders `adapters` are merged in order into the weights of a
-    Hugging Face folder, or of a folder of target transformers. `family` overrides the family that the config of a
-    Hugging Face folder names. `without` names parts that may be left out although the model's outputs then change (see
-    `weft.frontends.models.left_out`).
+    ``weft opt``, a run folder of ``weft train``, a .gguf file, or a file of IR text; in Python also a `Decoder`, an
+    `Encoder` or any object with such a ``graph`` method, a `Graph`, or a `Model`. A compiled folder is the source that
+    it was compiled from, if that is not code (`load_compiled`). Without a checkpoint, parameters get their declared
+    random initialization with `seed`, 0 if None. The PEFT adapters in the folders `adapters` are merged in order into
+    the weights of a Hugging Face folder, or of a folder of target transformers. `family` overrides the family that the
+    config of a Hugging Face folder names. `without` names parts that may be left out although the model's outputs then
+    change (see `weft.frontends.models.left_out`).
 
     Raises:
         WeftError: if the source is missing or invalid, or `seed` is negative or has no effect.
@@ -113,13 +127,76 @@ def _load_folder(spec: str, path: Path) -> Model:
         if not (path / BEST / GRAPH).is_file():
             raise WeftError(f"{path} is a run without a model yet: continue it with `weft train --resume {path}`")
         return replace(read_model(spec, path / BEST), description=f"run {path.name}")
-    if (path / "weft.json").is_file():
-        source = Record.read(path / "weft.json").record("source", {}).text("spec", "")
-        remedy = f"name its source, {source}" if source else "name its source, a model built in Python"
-        raise WeftError(
-            f"{path} is compiled already: `weft run`, `eval`, `viz`, `verify` and `bisect` take it; otherwise {remedy}"
-        )
+    if (path / MANIFEST).is_file():
+        manifest = Record.read(path / MANIFEST)
+        if code := find_architecture_file(manifest.record("source", {}).text("spec", "")):
+            raise WeftError(
+                f"{path} is compiled from {code}, which is code: name this file to run it. {_TAKE_COMPILED}"
+            )
+        try:
+            return load_compiled(path, manifest)[0]
+        except WeftError as error:
+            raise WeftError(f"{error}. {_TAKE_COMPILED}") from error
     return load_with_adapters(spec)
+
+
+def load_compiled(
+    folder: Path, manifest: Record, trust: bool = False, progress: Progress = lambda stage, done, total: None
+) -> tuple[Model, WeightCheck | None]:
+    """Return (model, check) of a compiled `folder`: its source after the recorded passes that change outputs, with the
+    folder's quantized weights, which `check` compares with the source; it is None if no pass quantizes weights.
+
+    Raises:
+        WeftError: as in `load_recorded_source`, or if the weights cannot be read.
+    """
+    from .stored import check_weights, has_quantization
+
+    model, check = load_recorded_source(folder, manifest, trust), None
+    pipeline = parse_pipeline(manifest.text("pipeline", ""))
+    later = changing = [p for p in pipeline.passes if p.effect != "exact" and p.name not in FORM_PASSES]
+    if has_quantization(pipeline):
+        graph, rest, check = check_weights(folder, manifest, model, progress)
+        model, later = replace(model, graph=graph, module=None), [p for p in changing if p in rest.passes]
+    if later:
+        model = rewrite(model, ", ".join(map(str, later)), progress=progress)
+    if not changing:
+        return model, check
+    names = ", ".join(map(str, changing))
+    return replace(model, description=f"{model.description} after {names}", pipeline=names, settings=None), check
+
+
+def load_recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Model:
+    """Return the source that `folder` was compiled from, after a check that its files have not changed.
+
+    An architecture file is code: it runs only with `trust`, and only if it is the file that was compiled.
+
+    Raises:
+        WeftError: if the manifest names no source, or the source cannot be read, has changed, or is not trusted.
+    """
+    source = manifest.record("source", {})
+    spec, seed, hashes = source.text("spec", ""), source.integer("seed", 0), source.get("hashes", dict[str, str], {})
+    adapters, family = source.get("adapters", list[str], []), source.text("family", "") or None
+    without = source.get("without", list[str], [])
+    if not spec:
+        raise WeftError(f"{folder / MANIFEST} names no source that can be loaded again: the model was built in Python")
+    if (code := find_architecture_file(spec)) is not None:
+        require_trust(trust, f"{folder} names {spec} as its source, which is code that this would run")
+        if code.is_file() and hashes.get(code.name) != hash_file(code):
+            raise _make_changed_error(folder, spec, [code.name])
+    try:
+        model = load_source(spec, seed or None, adapters, family, without)
+    except WeftError as error:
+        raise WeftError(f"{folder} was compiled from {spec}, which cannot be read again: {error}") from error
+    hashes_now = model.hashes()
+    if changed := sorted(
+        name for name in hashes.keys() | hashes_now.keys() if hashes.get(name) != hashes_now.get(name)
+    ):
+        raise _make_changed_error(folder, spec, changed)
+    return model
+
+
+def _make_changed_error(folder: Path, spec: str, names: list[str]) -> WeftError:
+    return WeftError(f"{folder}: its source {spec} has changed ({', '.join(names)}): compile it again")
 
 
 def _load_python(spec: str, path: Path, name: str | None, seed: int) -> Model:

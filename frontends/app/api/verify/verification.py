@@ -26,22 +26,20 @@ from weft.ir.graph import Node
 from weft.ir.recipes.readers import Array
 from weft.ir.storage import check_contents
 from weft.ir.storage.documents import Record
-from weft.passes import parse_pipeline, run_passes
+from weft.passes import run_passes
 from weft.passes.library.cleanup.quiet_routers import list_noise_inputs
 from weft.passes.runner import Progress
 
 from ....model import Model
-from ..rewrite import rewrite
-from ..source.recorded import load_recorded_source
+from ..source.sources import load_compiled
+from ..source.stored import WeightCheck
 from .error_bounds import compute_divergences, compute_tolerance
 from .internals import Internals, find_layer, make_inputs, measure_depth, open_internals, to_array
-from .stored import WeightCheck, check_weights, has_quantization
 from .transformers_reference import load_transformers
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 MAX_WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
 # Passes of compiling itself, which verify checks; changes by other passes are applied to the reference as well.
-CHECKED_PASSES = {"cast", "concat-caches", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
 COMPETING_ROUTERS = (ops.expert_choice, ops.limit_capacity)  # routers that compare the tokens of a call
 
 
@@ -210,23 +208,11 @@ def _has_competing_tokens(model: Model, tokens: int) -> bool:
 
 
 def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
-    """Return (source, check): the manifest's source, rewritten by the recorded passes that change outputs.
-
-    The noise of routers, which compiling leaves out, is removed. `check` compares the weights in the folder with their
-    recipes; it is None if no pass quantizes weights.
-    """
-    model, weights = load_recorded_source(folder, manifest, trust), None
-    pipeline = parse_pipeline(manifest.text("pipeline", ""))
-    later = changing = [p for p in pipeline.passes if p.effect != "exact" and p.name not in CHECKED_PASSES]
-    if has_quantization(pipeline):
-        graph, rest, weights = check_weights(folder, manifest, model, progress)
-        model, later = replace(model, graph=graph), [p for p in changing if p in rest.passes]
+    """Return the model and the check of `load_compiled`, without the noise of routers, which compiling leaves out."""
+    model, weights = load_compiled(folder, manifest, trust, progress)
     if list_noise_inputs(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
-    if later:
-        model = rewrite(model, ", ".join(map(str, later)), progress=progress)
-    passes = f" after {', '.join(map(str, changing))}" if changing else ""
-    return replace(model, description=f"{model.description}{passes}"), weights
+    return model, weights
 
 
 def _encode_prompt(runnable: Generator | EncoderModel, prompt: str | None, vocab: int) -> list[int]:

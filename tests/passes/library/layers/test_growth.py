@@ -96,7 +96,12 @@ LAYERS = (16, 32, 64) if ALL else (8, 16, 32)
 # layer's are squared.
 GROWTH = 2.05 if ALL else 2.025
 HUGE = ("llama", "llama, packed", "no weights in norms", "products")
-COMPUTING = ("quantize-cache", "scale-channels", "prune-neurons")  # passes that compute activations or read weights
+COMPUTING = (
+    "quantize-cache",
+    "scale-channels",
+    "prune-neurons",
+    "compress-to-mla",
+)  # passes that compute activations or read weights
 
 
 @functools.cache

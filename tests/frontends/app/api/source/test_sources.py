@@ -11,9 +11,15 @@ import pytest
 
 from weft.frontends import load_source
 from weft.frontends.app.api.compile import compile
+from weft.frontends.app.api.rewrite import rewrite
+from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.dsl import Attention, Block, Decoder
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.text import parse
+
+from ....command import TINY as TINY_FILE
+from ....command import weft_command
+from ...llamas import write_llama
 
 TINY = Decoder(11, 8, 2, Block(Attention(2)))
 
@@ -144,10 +150,27 @@ def test_invalid_files_are_refused(text: str, message: str, tmp_path: Path) -> N
         load_source(tmp_path / "x.txt")
 
 
-def test_compiled_folder_is_not_a_source(tmp_path: Path) -> None:
-    compile(TINY, tmp_path / "out", max_length=8)
-    with pytest.raises(WeftError, match="is compiled already"):
+@pytest.mark.parametrize("passes", ["", 'mha-to-gqa{kv_heads=1}, quantize{bits=8, method="rtn"}'])
+@pytest.mark.parametrize("target", ["onnx", "torch"])
+def test_compiled_folder_is_its_source_after_the_passes_that_change_outputs(
+    target: str, passes: str, tmp_path: Path
+) -> None:
+    source = write_llama(tmp_path / "llama", 0)
+    compile(source, tmp_path / "out", target=target, passes=f"{passes}, default".removeprefix(", "), max_length=8)
+    model = load_source(tmp_path / "out")
+    expected = rewrite(load_source(source), passes)
+    inputs = {"input_ids": np.arange(6)[None], "position_ids": np.arange(6)[None]}
+    logits = [interpret(m.graph, inputs)["logits"] for m in (model, expected)]
+    np.testing.assert_array_equal(*logits)
+    assert model.pipeline == passes and model.files == expected.files
+    (source / "model.safetensors").unlink()
+    with pytest.raises(WeftError, match=r"out was compiled from .*llama.*\. `weft run`, .* without its source"):
         load_source(tmp_path / "out")
+
+
+def test_compiled_architecture_is_no_source_because_that_would_run_code(compiled_tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match=r"is compiled from .*tiny\.py, which is code: name this file to run it"):
+        load_source(compiled_tiny)
 
 
 def test_seeds_start_at_zero() -> None:
@@ -183,3 +206,22 @@ def test_a_compiled_folder_names_a_linked_source_by_the_name_of_the_link(tmp_pat
     source = json.loads((tmp_path / "out" / "weft.json").read_text())["source"]
     assert source["spec"] == str(link) and list(source["hashes"]) == [link.name]
     assert load_source(source["spec"]).hashes() == source["hashes"]
+
+
+def test_changed_or_missing_source_is_refused(compiled_tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(TINY_FILE + "# changed\n")
+    result = weft_command("verify", "--trust", compiled_tiny)
+    assert result.exit_code == 2
+    assert "tiny.py" in result.stderr and "has changed" in result.stderr
+    (tmp_path / "tiny.py").unlink()
+    assert "cannot be read again" in weft_command("verify", "--trust", compiled_tiny).stderr
+
+
+def test_recorded_code_runs_only_if_trusted_and_unchanged(compiled_tiny: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with pytest.raises(WeftError, match=r"names .*tiny\.py as its source, which is code that this .* add --trust"):
+        verify_folder(compiled_tiny)
+    (tmp_path / "tiny.py").write_text(f"{TINY_FILE}open({str(ran)!r}, 'w')\n")
+    with pytest.raises(WeftError, match=r"has changed \(tiny\.py\)"):
+        verify_folder(compiled_tiny, trust=True)
+    assert not ran.exists()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ from weft.passes import Phase, Pipeline, parse_pipeline, run_passes
 from weft.passes.core.base import Pass
 from weft.passes.forms import derive_graphs
 from weft.passes.library.quantize.quantize import QuantizeWeights
+from weft.passes.library.quantize.scale_channels import ScaleChannels
 from weft.passes.runner import Progress
 
 from ....formats.hf import SafetensorsReader
 from ....model import Model
-from ..inspect.weight_sizes import round_to_nearest
 from .fitted import FittedMatrices
 
 
@@ -91,6 +91,30 @@ def check_weights(
     if farthest is not None and not distances[farthest] < 1 and wrong is None:
         wrong = f"{farthest} is not closer to the original than zeros: its relative error is {distances[farthest]:.2f}"
     return graph, rest, WeightCheck(len(tensors), len(distances), distances[farthest] if farthest else None, wrong)
+
+
+class _RoundedWeights(QuantizeWeights):
+    """A pass that keeps the blocks of a checkpoint, and rounds all other weights to the nearest code."""
+
+    fits = searches = False
+
+
+def round_to_nearest(pipeline: Pipeline, exact: bool) -> Pipeline:
+    """Return `pipeline` with rounding to the nearest code instead of fitting to a text, which only a bit budget reads.
+
+    `exact`: keep also steps that change values but not sizes: the pass scale-channels (else it is removed), which reads
+    a text, and the search for scales by the weights alone in quantizing passes (else they round to the nearest).
+    """
+
+    def simplify(step: Pass) -> Pass:
+        if not isinstance(step, QuantizeWeights) or (exact and step.uses_search):
+            return step
+        if step.method in ("auto", "hqq") and step.calibration is None and step.budget is None:
+            return _RoundedWeights(**asdict(step))
+        return replace(step, method="rtn", calibration=None if step.budget is None else step.calibration)
+
+    steps = [(p, [s for s in p.passes if exact or not isinstance(s, ScaleChannels)]) for p in pipeline.phases]
+    return Pipeline(tuple(replace(phase, passes=tuple(map(simplify, passes))) for phase, passes in steps))
 
 
 def _split_pipeline(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
