@@ -112,11 +112,11 @@ class CompressToMla(Pass):
         source = k.linear.required_operand("x")
         if source.producer is not None and source.producer.op is ops.linear and source.width <= self.rank:
             return f"its keys and values are computed from a latent of {source.width} features"
-        kv_heads, width = int(node.attrs["kv_heads"]), k.start.width + v.start.width
-        if 2 * len(_choose_pairs(node, self.rotary)) == k.start.width // kv_heads:
+        rotary, width = 2 * len(_choose_pairs(node, self.rotary)), k.start.width + v.start.width
+        if rotary == k.start.width // int(node.attrs["kv_heads"]):
             return "its keys stay rotated entirely, which leaves no features for a latent"
-        if self.rank + self.rotary > width:
-            return f"rank={self.rank} and rotary={self.rotary} exceed the {width} features of its keys and values"
+        if self.rank + rotary > width:
+            return f"rank={self.rank} and {rotary} rotated features exceed the {width} of its keys and values"
         return None
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
@@ -134,9 +134,11 @@ class CompressToMla(Pass):
                     recipes = [part if i in pairs else Full(0.0, (1,)) for i, part in enumerate(parts)]
                     if any(isinstance(r, Full) for r in recipes):
                         frequencies.recipe = Concat(tuple(recipes))
-        compressed = exact.clone()
-        ranks = [sum(v.width for v in n.inputs[1:3] if v is not None) for n in exact.nodes if n.op is ops.attention]
-        replace(self, calibration=None, rank=max(ranks, default=1) - self.rotary).run(compressed, Trace())
+        compressed, most = exact.clone(), 1
+        for node in [n for n in exact.nodes if n.op is ops.attention and n.operand("v") is not None]:
+            width = sum(v.width for v in node.inputs[1:3] if v is not None)
+            most = max(most, width - 2 * len(_choose_pairs(node, self.rotary)))
+        replace(self, calibration=None, rank=most).run(compressed, Trace())
         inputs = equivalence.make_inputs(before)
         equivalence.check_close(interpret(exact, inputs), interpret(compressed, inputs), EXACT)
 

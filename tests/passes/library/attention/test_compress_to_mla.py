@@ -124,7 +124,7 @@ def test_the_highest_frequencies_stay_and_all_heads_share_them() -> None:
     ("model", "arguments", "reason"),
     [
         (Tiny(), "rank=6, rotary=4", "its keys stay rotated entirely, which leaves no features for a latent"),
-        (Tiny(), "rank=15, rotary=2", "rank=15 and rotary=2 exceed the 16 features of its keys and values"),
+        (Tiny(), "rank=15, rotary=2", "rank=15 and 2 rotated features exceed the 16 of its keys and values"),
         (Tiny(qk_norm=True), "rank=6, rotary=2", "rms_norm (%layers.0.attn.rms_norm) is between the linear and the"),
     ],
 )
