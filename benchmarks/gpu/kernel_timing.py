@@ -196,8 +196,8 @@ def find_module(name: str) -> ModuleType:
 
 def find_functions(case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the launcher of a case and its reference."""
-    kernel = find_module(case.kernel)
-    return getattr(kernel, case.kernel), kernel.reference
+    launcher = getattr(find_module(case.kernel), case.kernel)
+    return launcher, partial(launcher, kernel=False)
 
 
 def relative_error(got: Any, want: Any) -> float:

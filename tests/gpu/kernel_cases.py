@@ -34,7 +34,8 @@ class Odd:
 
     def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The launcher and its reference."""
-        return getattr(self.file, self.kernel), self.file.reference
+        launcher = getattr(self.file, self.kernel)
+        return launcher, partial(launcher, kernel=False)
 
 
 def _odd(draw: Callable[..., Inputs], **sizes: Any) -> Callable[[Draw], Inputs]:

@@ -290,9 +290,6 @@ def choose_tokens(
     return chosen
 
 
-reference = partial(choose_tokens, kernel=False)
-
-
 def _by_sorting(
     logits: torch.Tensor,
     uniforms: torch.Tensor | None,

@@ -7,8 +7,6 @@ and C, so the programs of different heads would race for the convolution's state
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
@@ -83,6 +81,3 @@ def conv_step(
         TAPS=triton.next_power_of_2(width), ACTIVATION=activation, BLOCK=BLOCK, **options(x),
     )  # fmt: skip
     return y, target
-
-
-reference = partial(conv_step, kernel=False)

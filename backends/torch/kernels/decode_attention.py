@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -296,9 +295,6 @@ def _launch(
         tickets=tickets,
     )
     return y.view(batch, kv_heads, queries, -1, dv).transpose(1, 2).reshape(batch, queries, heads, dv)
-
-
-reference = partial(decode_attention, kernel=False)
 
 
 def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:

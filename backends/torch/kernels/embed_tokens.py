@@ -7,7 +7,6 @@ arXiv 2104.09864); the remainder is at most π/4, where short polynomials give s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -115,9 +114,6 @@ def embed_tokens(
         BLOCK=BLOCK, **options(x),
     )  # fmt: skip
     return x, *outs
-
-
-reference = partial(embed_tokens, kernel=False)
 
 
 def _two(given: Sequence[Any], filler: Any) -> list[Any]:

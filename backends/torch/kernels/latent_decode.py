@@ -8,7 +8,6 @@ merge, and the prefetch before `wait_for_previous` are as in `decode_attention`.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 
@@ -144,9 +143,6 @@ def latent_decode(
         tickets=tickets,
         warps=warps,
     )
-
-
-reference = partial(latent_decode, kernel=False)
 
 
 def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: int) -> None:

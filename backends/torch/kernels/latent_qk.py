@@ -8,8 +8,6 @@ of the head's query; one more block writes the token's cache row.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from .shared import gemv
@@ -154,9 +152,6 @@ def latent_qk(
         NORM=norm.kind, INTERLEAVED=interleaved, ROLLING=rolling, **sizes, **options(q, WARPS, 1),
     )  # fmt: skip
     return out
-
-
-reference = partial(latent_qk, kernel=False)
 
 
 def _sizes(rank: int, plain: int, rope: int, size: int) -> dict[str, int]:

@@ -5,8 +5,6 @@ The product is that of `norm_linear`, but each head multiplies its own slice of 
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from .shared.gemv import choose_tile, flatten_rows, load_first_weights, norm_product, refusal
@@ -49,6 +47,3 @@ def linear_by_head(x: torch.Tensor, weight: torch.Tensor, heads: int, *, kernel:
         rows, weight, y, len(rows), outputs // heads, K, rows.stride(0), **plan.options(x),
     )  # fmt: skip
     return y
-
-
-reference = partial(linear_by_head, kernel=False)

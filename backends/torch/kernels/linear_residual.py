@@ -7,8 +7,6 @@ sandwich norms (arXiv 2105.13290), needs all outputs; the last of all blocks app
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from .shared import gemv, launch
@@ -138,9 +136,6 @@ def linear_residual(
         BLOCK_H=outputs_per_step(N, plan), **plan.options(x),
     )  # fmt: skip
     return y
-
-
-reference = partial(linear_residual, kernel=False)
 
 
 def is_addmm(

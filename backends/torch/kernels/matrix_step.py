@@ -11,8 +11,6 @@ replaces, is a sum within the block. A norm of y needs all blocks of its heads: 
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch.nn import functional as F
 
@@ -245,9 +243,6 @@ def matrix_step(
         UNIT=unit.kind == "rms", NORM=norm.kind, **sizes, **options(v, WARPS),
     )  # fmt: skip
     return y, present
-
-
-reference = partial(matrix_step, kernel=False)
 
 
 def _sizes(heads: int, groups: int, keys: int, width: int, by_key: bool, norm_groups: int) -> dict[str, int]:

@@ -9,8 +9,6 @@ before the first has ended.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from . import moe_grouped
@@ -187,9 +185,6 @@ def moe_decode(
         CHOICES=choices, **_constants(closes), **options(x, closes.warps, 1),
     )  # fmt: skip
     return y
-
-
-reference = partial(moe_decode, kernel=False)
 
 
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:

@@ -6,8 +6,6 @@ The ungated form, act(norm(x) W_upᵀ), is `norm_linear` with an activation.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from .prefill.gated_activation import gated_activation
@@ -74,6 +72,3 @@ def norm_glu(
         NORM=norm.kind, ACTIVATION=activation, LIMIT=limit, SHIFT=shift, **plan.options(x),
     )  # fmt: skip
     return y
-
-
-reference = partial(norm_glu, kernel=False)

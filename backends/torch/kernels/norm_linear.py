@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -85,6 +84,3 @@ def launch_norm_linear(
         NORM=norm, ACTIVATION=activation, **plan.options(x),
     )  # fmt: skip
     return y
-
-
-reference = partial(norm_linear, kernel=False)

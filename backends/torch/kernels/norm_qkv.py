@@ -6,7 +6,6 @@ their products, and the last of them norms, rotates and stores the head.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -173,9 +172,6 @@ def norm_qkv(
         INTERLEAVED=interleaved, ROLLING=rolling, HEAD_NORM=normed, **plan.options(x),
     )  # fmt: skip
     return q
-
-
-reference = partial(norm_qkv, kernel=False)
 
 
 def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:

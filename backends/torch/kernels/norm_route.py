@@ -5,7 +5,6 @@ Each block computes the logits of a few experts; the last one chooses for all to
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -111,9 +110,6 @@ def norm_route(
         **plan.options(x),
     )  # fmt: skip
     return chosen, weights
-
-
-reference = partial(norm_route, kernel=False)
 
 
 def _constants(sizes: dict[str, Any], plan: Tile) -> dict[str, Any]:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from .shared import operands
@@ -98,6 +96,3 @@ def route(
         **options(logits, warps=1),
     )  # fmt: skip
     return chosen, weights
-
-
-reference = partial(route, kernel=False)

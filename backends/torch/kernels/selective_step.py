@@ -8,8 +8,6 @@ they have about 16 elements.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch.nn import functional as F
 
@@ -162,7 +160,7 @@ def selective_step(
             delta = delta + bias
         delta = F.softplus(delta) if softplus else delta
         a, b, c = decay_rates(a) if log_a else a, b_norm(b), c_norm(c)
-        y, after = mamba_scan.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
+        y, after = mamba_scan.mamba_scan(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past, kernel=False)
         y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
         return y, after if present is None else present.copy_(after)
     (batch, channels), states = x.shape, a.shape[1]
@@ -178,9 +176,6 @@ def selective_step(
         SOFTPLUS=softplus, LOG_A=log_a, **kinds, **sizes, **options(x, WARPS),
     )  # fmt: skip
     return y, present
-
-
-reference = partial(selective_step, kernel=False)
 
 
 def _sizes(channels: int, states: int, rank: int) -> dict[str, int]:

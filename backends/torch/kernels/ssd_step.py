@@ -7,8 +7,6 @@ and the last of them norms it, in the same launch.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch.nn import functional as F
 
@@ -117,7 +115,7 @@ def ssd_step(
         delta = F.softplus(delta) if softplus else delta
         a = decay_rates(a) if log_a else a
         x, delta, b, c = (t[:, None] for t in (x, delta, b, c))
-        y, after = mamba2_scan.reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
+        y, after = mamba2_scan.mamba2_scan(x, delta, a, b, c, d, past, heads=heads, groups=groups, kernel=False)
         y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
         if norm.kind != "none":
             y = Norm(norm.kind, eps=norm.eps)(y.unflatten(1, (norm_groups, -1))).flatten(1)
@@ -138,9 +136,6 @@ def ssd_step(
         **options(x, WARPS),
     )  # fmt: skip
     return y, present
-
-
-reference = partial(ssd_step, kernel=False)
 
 
 def _sizes(heads: int, states: int, width: int, groups: int, norm_groups: int) -> dict[str, int]:

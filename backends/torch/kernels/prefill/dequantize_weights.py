@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -112,6 +111,3 @@ def dequantize_codes(
     constants = {"BITS": bits, "GROUP": width // len(scales), "ROWS": ROWS, "CHUNKS": CHUNKS}
     dequantize_kernel[grid](y, packed, scales, offsets, *y.shape, **constants, **launch.options(packed, 4, 1))
     return y
-
-
-reference = partial(dequantize_weights, kernel=False)

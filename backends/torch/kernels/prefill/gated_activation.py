@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from ..shared import launch
@@ -66,6 +64,3 @@ def gated_activation(
         ACTIVATION=activation, LIMIT=limit, SHIFT=shift, ROWS=ROWS, COLUMNS=COLUMNS, **launch.options(both, 4, 1),
     )  # fmt: skip
     return y
-
-
-reference = partial(gated_activation, kernel=False)

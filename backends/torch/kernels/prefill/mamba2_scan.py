@@ -11,8 +11,6 @@ with every token's decay folded into x. So matrices of exponentials are needed o
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from ..shared import operands
@@ -267,6 +265,3 @@ def mamba2_scan(
         x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **extra, **options(x, scan_warps, 2)
     )
     return y, present
-
-
-reference = partial(mamba2_scan, kernel=False)

@@ -12,7 +12,6 @@ log₂(chunk) products and moves instead.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 
@@ -193,6 +192,3 @@ def mamba_scan(
         x, delta, rates, b, c, d, past, ends, sums, y, present, seq, chunk, *strides, c.stride(1), **settings
     )
     return y, present
-
-
-reference = partial(mamba_scan, kernel=False)

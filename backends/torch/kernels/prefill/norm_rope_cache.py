@@ -5,8 +5,6 @@ QK-norm: arXiv 2302.05442; RoPE: arXiv 2104.09864.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from ..shared import launch
@@ -154,9 +152,6 @@ def norm_rope_cache(
         ROLLING=rolling, HEAD_NORM=q_norm.kind != "none", ROWS=block, **launch.options(projected, 4, 1),
     )  # fmt: skip
     return q
-
-
-reference = partial(norm_rope_cache, kernel=False)
 
 
 def head_constants(head_dim: int, rotary: int) -> dict[str, int]:

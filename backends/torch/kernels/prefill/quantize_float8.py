@@ -6,8 +6,6 @@ packed weights (`shared.quantized_gemv`), so that the GEMMs need no second copy 
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from ..shared import launch
@@ -97,6 +95,3 @@ def launch_quantize(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Te
         rows, y, scales, M, K, rows.stride(0), width, **size, **launch.options(x, 4, 1)
     )
     return y, scales
-
-
-reference = partial(quantize_float8, kernel=False)

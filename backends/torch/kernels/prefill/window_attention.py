@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -206,9 +205,6 @@ def launch_window_attention(
         INTERP=not q.is_cuda, **options(q, tile.warps, tile.stages),
     )  # fmt: skip
     return out
-
-
-reference = partial(window_attention, kernel=False)
 
 
 @dataclass(frozen=True)

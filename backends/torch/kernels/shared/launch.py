@@ -101,8 +101,8 @@ def uses_torch(
 ) -> bool:
     """Return whether a launcher falls back to torch: `kernel` is False, or `refusal` gives a reason for the operands.
     Every launcher has a keyword `kernel`. None, the default, uses the kernel unless `refusal` gives a reason. False
-    uses the same formula in torch, the `reference` of a kernel file. True requires the kernel. Raise ValueError if
-    `kernel` is True and `refusal` gives a reason."""
+    uses the same formula in torch, the reference. True requires the kernel. Raise ValueError if `kernel` is True and
+    `refusal` gives a reason."""
     if kernel is False:
         return True
     reason = refusal(*operands, **more)

@@ -180,8 +180,7 @@ def launchers(kernel: bool) -> dict[str, Any]:
     rotary = {name: getattr(positions, name) for name in ("rotary", "rotary_scaled")}
     homes = {name: importlib.import_module(f"weft.backends.torch.kernels.{name}") for name in LAUNCHERS}
     found = {name: getattr(home, name) for name, home in homes.items()}
-    own = {n: partial(f, kernel=True) for n, f in found.items() if kernel and hasattr(homes[n], "reference")}
-    return rotary | found | own
+    return rotary | {name: partial(f, kernel=True) if kernel else f for name, f in found.items()}
 
 
 def write_statements(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 import torch
 
 from weft.backends.runtime.core.sampler import Sampler, Sampling
-from weft.backends.torch.kernels.choose_tokens import TICKETS, choose_tokens, reference, refusal
+from weft.backends.torch.kernels.choose_tokens import TICKETS, choose_tokens, refusal
 from weft.ir import ops
 from weft.ir.op import Case
 
 from ....sampling import ALL, each
 from .oracles import draw
+
+reference = partial(choose_tokens, kernel=False)
 
 WAYS: list[dict[str, Any]] = [
     {"temperature": 0.7},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -63,7 +65,7 @@ def test_kernel_agrees_with_the_op(device: torch.device, activation: str) -> Non
     x, weight, bias, past = case(2, 9, 4, torch.float32, device)
     operands = exact(x)[:, None], *map(exact, (weight, bias, past))
     want, after = op.reference(*operands, activation=activation)
-    for step in (kernel.conv_step, kernel.reference):
+    for step in (kernel.conv_step, partial(kernel.conv_step, kernel=False)):
         y, present = step(x, weight, bias, past, activation=activation)
         assert_close(y, want[:, 0], terms=8)
         assert_close(present, after, terms=1)
@@ -81,7 +83,7 @@ def test_float64_falls_back_to_torch(device: torch.device) -> None:
 
 def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     x, weight, bias, past = case(2, 3, 4, torch.float32, device)
-    for step in (kernel.conv_step, kernel.reference):
+    for step in (kernel.conv_step, partial(kernel.conv_step, kernel=False)):
         with pytest.raises(ValueError, match=r"weight \[2, 4\] must be \[3, width\]"):
             step(x, weight[:2], bias, past)
         with pytest.raises(ValueError, match=r"past \[2, 2, 3\] must be \[2, 3, 3\]"):

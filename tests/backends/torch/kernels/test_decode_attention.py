@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.kernels.decode_attention import decode_attention, reference, refusal
+from weft.backends.torch.kernels.decode_attention import decode_attention, refusal
 from weft.backends.torch.kernels.shared.float8 import as_bytes, from_bytes
 from weft.ir import ops
 
 from .cached_text import Text, bound
 from .oracles import draw, far_caches
+
+reference = partial(decode_attention, kernel=False)
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

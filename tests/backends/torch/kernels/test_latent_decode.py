@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.kernels.latent_decode import latent_decode, reference, refusal
+from weft.backends.torch.kernels.latent_decode import latent_decode, refusal
 from weft.backends.torch.kernels.shared import split_keys
 from weft.ir import ops
 
 from .cached_text import Text, bound
+
+reference = partial(latent_decode, kernel=False)
 
 B16, F32 = torch.bfloat16, torch.float32
 

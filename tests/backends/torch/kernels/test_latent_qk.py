@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor
 
 from weft.backends.torch.kernels import latent_qk as module
-from weft.backends.torch.kernels.latent_qk import latent_qk, reference, refusal
+from weft.backends.torch.kernels.latent_qk import latent_qk, refusal
 from weft.backends.torch.kernels.shared.norm import Norm
 
 from .oracles import assert_near, draw, norm64
+
+reference = partial(latent_qk, kernel=False)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from weft.backends.torch.kernels.norm_qkv import norm_qkv, reference, refusal
+from weft.backends.torch.kernels.norm_qkv import norm_qkv, refusal
 from weft.backends.torch.kernels.shared import gemv
 from weft.backends.torch.kernels.shared.norm import NO_NORM, Norm
 
 from .oracles import assert_near, draw, far_caches, make_norm, norm64
+
+reference = partial(norm_qkv, kernel=False)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

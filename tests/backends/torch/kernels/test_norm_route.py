@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from weft.backends.torch.kernels.norm_route import norm_route, reference, refusal
+from weft.backends.torch.kernels.norm_route import norm_route, refusal
 from weft.backends.torch.kernels.shared.norm import Norm
 
 from .oracles import draw, make_norm, norm64
+
+reference = partial(norm_route, kernel=False)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 V3: dict[str, Any] = {"k": 4, "groups": 4, "top_groups": 2, "scoring": "sigmoid", "scale": 2.5}

