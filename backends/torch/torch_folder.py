@@ -17,7 +17,7 @@ from weft.passes.analysis.states import find_caches, find_states, has_cache, mak
 from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS, Options
 from ..safetensors import write_shards
 from ..weights import summarize_weights
-from .ops import float8_caches
+from .ops import compact_caches
 from .package import source_folder as export
 from .package.explain import explain_cpu, explain_step
 from .program import block_params as blocks
@@ -55,8 +55,8 @@ class TorchFolder:
         stored = blocks.count_block_weights(self._built.source.weights.values())
         reason = blocks.explain_no_blocks(graph) if settings[KEEP_BLOCKS] else ""
         self.idle = {KEEP_BLOCKS: reason} if reason else {}
-        limits = float8_caches.describe_limits(graph) if float8 else []
-        if float8 and not any(map(float8_caches.can_be_float8, float8_caches.find_kv_attentions(graph))):
+        limits = compact_caches.describe_limits(graph) if float8 else []
+        if float8 and not any(map(compact_caches.can_be_float8, compact_caches.find_kv_attentions(graph))):
             self.idle[CACHE_DTYPE] = next(iter(limits), "no attention caches keys and values")
         notes += limits
         if settings[ACTIVATIONS] and not any(_float_bits(name) == 8 for name in stored):

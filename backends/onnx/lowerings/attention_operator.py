@@ -14,7 +14,6 @@ from weft.ir.types import dtypes
 from ...target import Backend
 from ..lowering import lowering
 from ..onnx_emitter import OnnxEmitter, emit_once
-from . import dequantized_caches as cache_codes
 from .attention_mask import (
     count_keys,
     emit_additive_mask,
@@ -24,6 +23,7 @@ from .attention_mask import (
     is_causal_only,
     is_length_mask,
 )
+from .dequantized import dequantize_cache, quantize_cache
 
 Out = onnx.Value
 _END = 2**63 - 1  # end of a Slice of an axis of any size
@@ -66,7 +66,7 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
         kv = [_split_heads(e, x, a["kv_heads"]) for x in (k, v) if x is not None]
     else:
         new = ((x, s) for x, s in zip((k, v), scales, strict=True) if x is not None and s is not None)
-        kv = [cache_codes.quantize_cache(e, x, s, a["kv_heads"], bits) for x, s in new]
+        kv = [quantize_cache(e, x, s, a["kv_heads"], bits) for x, s in new]
     present: list[Out] = []
     if past_k is not None:
         past = [x for x in (past_k, past_v) if x is not None]
@@ -84,7 +84,7 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
             )
     if bits is not None:
         codes, dtype = ((x, s) for x, s in zip(kv, scales, strict=False) if s is not None), node.output.type.dtype
-        kv = [cache_codes.dequantize_cache(e, x, s, a["kv_heads"], bits, dtype) for x, s in codes]
+        kv = [dequantize_cache(e, x, s, a["kv_heads"], bits, dtype) for x, s in codes]
     if sinks is not None:  # append a key of zeros; its score is the sink
         kv = [e.pad(x, (0, 1), 2, 4, node.output.type.dtype) for x in kv]
     y = e.op("Attention", _split_heads(e, q, a["heads"]), kv[0], kv[-1], mask, **common)

@@ -13,7 +13,7 @@ from weft.ir.types import dtypes
 
 from ..lowering import lowering
 from ..onnx_emitter import OnnxEmitter, get_storage_type
-from . import dequantized_caches as cache_codes
+from .dequantized import pack_codes, unpack_codes
 
 Out = onnx.Value
 
@@ -99,10 +99,10 @@ def Clip(e: OnnxEmitter, node: Node) -> Out:
 def Cast(e: OnnxEmitter, node: Node) -> Out:
     x, to = node.required_operand("x"), node.attrs["to"]
     if x.type.dtype == dtypes.i4 != to:
-        values = cache_codes.unpack_codes(e, e[x], x.type.rank)
+        values = unpack_codes(e, e[x], x.type.rank)
         return values if to == dtypes.f32 else e.cast(values, to)
     if to == dtypes.i4 != x.type.dtype:
-        return cache_codes.pack_codes(e, e.cast(e[x], dtypes.f32))
+        return pack_codes(e, e.cast(e[x], dtypes.f32))
     return e.cast(e[x], to)
 
 

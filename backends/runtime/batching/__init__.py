@@ -10,8 +10,8 @@ from typing import Any
 from ..core.decoder import CachedDecoder
 from ..core.prefixes import PrefixCache
 from .batch import Batch as Batch
+from .batch import StaticBatch
 from .running import RunningBatch
-from .static import StaticBatch
 
 
 def new_batch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
@@ -11,14 +11,13 @@ from weft.ir.op import OPS
 from weft.passes.analysis.states import find_specs
 from weft.passes.edits.legalization import Accepts
 
+from ..codegen.method_writer import write_attribute
 from ..codegen.structure import Loop, Method, ModuleCall, group_statements
 from ..lower.lower import LoweredGraph, emit_nodes, find_last_mixing, list_refusals, select_live_statements
 from ..program.stateful_nodes import find_cached_nodes
-from ..program.statements import TOP, Program
+from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Submodule, Var
 from ..program.token_positions import add_cache_advance, find_rolling_capacity
-from . import step_constants as tables
-from .step_emitter import Implementation, StepEmitter
-from .step_registry import STEPS
+from .step_emitter import STEPS, TICKETS, Implementation, StepEmitter
 
 
 @dataclass
@@ -65,7 +64,7 @@ def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
     program.nodes = list(model.graph.nodes)
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
     program.statements = add_cache_advance(emitter, select_live_statements(program))
-    tables.move_tables(program, emitter.most_tickets)
+    move_tables(program, emitter.most_tickets)
     readers = (s for s in program.statements if emitter.start in s.operands)
     # decode_attention reads `start` only for several tokens.
     any_length = all(s.text.startswith("decode_attention(") for s in readers)
@@ -113,3 +112,46 @@ def can_read_prompts(graph: Graph) -> bool:
     return all(
         n.op is ops.attention and n.operand("v") is not None and find_rolling_capacity(n) is None for n in states
     )
+
+
+def move_tables(program: Program, tickets: int) -> None:
+    """Convert hoisted statements of `program` to attributes of the step, computed once, if they read only constants and
+    the device of the tokens. The attribute ``tickets`` gets `tickets` counters per batch row, with
+    which blocks of a kernel synchronize."""
+    tokens = next(v for v in program.inputs if v.name == "input_ids")
+    tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
+    readers: dict[Operand, set[str]] = {}
+    for s in program.statements:
+        for o in s.operands:
+            readers.setdefault(o, set()).add(s.scope)
+    remaining = []
+    for s in program.statements:
+        text = _write_module_expression(s, tokens, tables)
+        if text is None or len(s.results) != 1 or s.results[0] in program.outputs.values():
+            remaining.append(s)
+            continue
+        number = sum(leaf.path.startswith(f"{s.results[0].name}.table") for leaf in tables.values())
+        init = text.replace("{", "{{").replace("}", "}}")  # an expression without placeholders
+        table = Submodule(f"{s.results[0].name}.table{number or ''}", init)
+        if readers.get(s.results[0], {TOP}) == {TOP}:
+            tables[s.results[0]] = table
+        else:  # inner classes get it as an argument
+            remaining.append(replace(s, text="{0}", operands=(table,)))
+    program.statements = [replace(s, operands=tuple(tables.get(o, o) for o in s.operands)) for s in remaining]
+
+
+def _write_module_expression(s: Statement, tokens: Var, tables: dict[Operand, Submodule]) -> str | None:
+    """Return `s` as an expression over the model ``module``; None if `s` reads other operands or is not hoisted."""
+    if s.scope != TOP or not s.early or not s.operands:
+        return None
+    texts = []
+    for i, o in enumerate(s.operands):
+        if o in tables:
+            texts.append(tables[o].init.format())
+        elif isinstance(o, ParamRef) and o.constant:
+            texts.append(write_attribute("module", o.path))
+        elif o is tokens and s.text.count(f"{{{i}}}") == s.text.count(f"{{{i}}}.device"):
+            texts.append("next(module.parameters())")
+        else:
+            return None
+    return s.text.format(*texts)

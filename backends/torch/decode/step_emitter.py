@@ -14,6 +14,7 @@ import torch
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
+from weft.ir.registry import Registry
 from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.states import find_cache_owner, find_caches
 
@@ -23,8 +24,8 @@ from ..program.emitter import Emitter, choose_name
 from ..program.stateful_nodes import find_cached_nodes, find_key_bias_nodes
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.token_positions import emit_query_positions
-from .step_constants import TICKETS
 
+TICKETS = Submodule("tickets", "Tickets")
 Refusal = Callable[[torch.dtype], "str | None"]  # why no kernel takes weights of this dtype, or None
 
 
@@ -215,3 +216,31 @@ def _skip_list(scope: str, paths: Sequence[str]) -> str:
     """Return `scope`, or the scope around it if `paths` show that it is a ModuleList, which has no forward."""
     inner = (p.removeprefix(f"{scope}.").split(".")[0] for p in paths if p.startswith(f"{scope}."))
     return scope.rpartition(".")[0] if any(name.isdigit() for name in inner) else scope
+
+
+Emit = Callable[[StepEmitter, Node], "Operand | tuple[Operand, ...] | None"]
+When = Callable[[StepEmitter, Node], "str | None"]
+
+
+@dataclass(frozen=True)
+class StepLowering:
+    """A lowering of a fused op: `emit` emits kernel calls for a node; `when` returns a reason to refuse it, or None."""
+
+    emit: Emit
+    when: When
+
+
+STEPS: Registry[StepLowering] = Registry("op of a decode step", "weft.backends.torch.decode.ops", "see `weft ops`")
+
+
+def step_lowering(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
+    """Register the decorated function as the lowering of `ops` in decode steps. `when` returns the reason to refuse a
+    node, else None. The function emits statements and returns operands for the node's outputs, or None to use the
+    model's lowering instead."""
+
+    def register(emit: Emit) -> Emit:
+        for op in ops:
+            STEPS.add(op.name, StepLowering(emit, when))
+        return emit
+
+    return register

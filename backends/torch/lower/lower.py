@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from weft.ir.errors import WeftError
@@ -14,9 +14,8 @@ from weft.passes.edits.legalization import Accepts
 from ..program.emitter import Emitter
 from ..program.registry import LOWERINGS
 from ..program.stateful_nodes import find_cached_nodes, find_cross_attentions, find_key_bias_nodes
-from ..program.statements import Operand, ParamRef, Program, Statement, Submodule
+from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Submodule, Var, is_inside
 from ..program.token_positions import add_cache_advance, begin_forward
-from .encoder_split import move_into_encoder
 
 E = TypeVar("E", bound=Emitter)
 
@@ -144,3 +143,26 @@ def select_live_statements(program: Program, given: Collection[Operand] = ()) ->
             needed.update(o for o in s.operands if o not in given)
     statements.reverse()
     return statements
+
+
+def move_into_encoder(program: Program, statements: list[Statement]) -> list[Statement]:
+    """Return `statements` in order. Statements that depend on the encoder's inputs, and whose results only the encoder
+    reads, are moved into its scope. Nothing changes unless exactly one top-level module reads the encoder's inputs."""
+    skipped = {v for v in program.inputs if v.skips}
+    scopes = {s.scope.partition(".")[0] for s in statements if not skipped.isdisjoint(s.operands)} - {TOP}
+    if len(scopes) != 1:
+        return statements
+    (encoder,) = scopes
+    within = {s for s in statements if s.scope == encoder or is_inside(s.scope, encoder)}
+    for s in statements:
+        if (s.scope == TOP or s in within) and not skipped.isdisjoint(s.operands):
+            skipped.update(s.results)
+    read: set[object] = {*program.outputs.values()}  # by statements outside of the encoder
+    moved = []
+    for s in reversed(statements):
+        if s.scope == TOP and s.results and skipped.issuperset(s.results) and read.isdisjoint(s.results):
+            s = replace(s, scope=encoder, early=False)
+        elif s not in within:
+            read.update(o for o in s.operands if isinstance(o, Var))
+        moved.append(s)
+    return moved[::-1]

@@ -12,11 +12,10 @@ from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
 from ..program.token_positions import emit_query_positions, emit_written_positions, find_rolling_capacity
-from . import quantized_caches as cache_codes
 from .calls import FunctionCall
+from .compact_caches import add_scales, emit_rounded_keys, find_scales
 from .distances import DISTANCE, emit_distance, is_shared
 from .elementwise import format_number
-from .float8_caches import add_scales
 from .masks import ARANGE, emit_cached_positions, emit_key_mask, emit_mask, emit_visibility, has_position_mask, is_dense
 
 
@@ -58,7 +57,7 @@ def _attention(e: Emitter, node: Node) -> None:
     if node in e.cached:
         k, v = e.emit_keys_once(node, lambda: _emit_cache_update(e, node, k, v, mask))
     elif node.attrs["cache_bits"] is not None:
-        k, v = cache_codes.emit_rounded_keys(e, node, k, v)
+        k, v = emit_rounded_keys(e, node, k, v)
     elif node in e.cross_attentions and v is not None:
         k, v, mask = _emit_cross_cache(e, k, v, mask)
     if v is None:
@@ -136,7 +135,7 @@ def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Oper
         length, kind, positions = f"min({slots}, length)", f"Rolling{kind}", emit_written_positions(e)
         rest = f", {keep}" if keep else ""
     bits = node.attrs.get("cache_bits")
-    scaled = add_scales(e, node) if bits is None else tuple(cache_codes.find_scales(e, node))
+    scaled = add_scales(e, node) if bits is None else tuple(find_scales(e, node))
     like = "{like}" if scaled is None else "{like}.new_empty(0, dtype=torch.uint8)"
     if bits is not None:
         dtype, codes = ("torch.int8", 1) if bits == 8 else ("torch.uint8", 2)  # codes per stored element

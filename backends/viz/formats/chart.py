@@ -1,4 +1,5 @@
-"""Charts that compare models: quality against size, the error after each layer, the bits per weight of each layer."""
+"""Charts that compare models: quality against size, the error after each layer, the bits per weight of each layer, and
+losses over the course of training."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
 
 METADATA: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
 # Models cycle through the border colours of these kinds. Markers have another period, so 40 models differ.
@@ -205,3 +207,40 @@ def _shorten_name(name: str) -> str:
 
 def _truncate(name: str, most: int) -> str:
     return join_lines(name if len(name) <= most else f"{name[: most - 1]}…")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points (x, y) of the line `name`, and optionally the range (low, high) of y at each of them."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    ranges: Sequence[tuple[float, float]] = ()
+
+
+def render_curves(
+    suffix: str, title: str, measure: str, plots: Mapping[str, Sequence[Curve]], dark: bool = False
+) -> bytes:
+    """Return a chart with a plot per x-axis in `plots` as bytes of a file of type `suffix`, a key of `chart.METADATA`.
+
+    `measure` is the name of the shared y-axis. Equal arguments yield equal bytes.
+    """
+    file = io.BytesIO()
+    with use_style(dark):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(1 + 5 * len(plots), 4), layout="constrained")
+        figure.suptitle(join_lines(title), x=0.01, ha="left")
+        row = figure.subplots(1, len(plots), sharey=True, squeeze=False)[0]
+        for axes, (label, curves) in zip(row, plots.items(), strict=True):
+            axes.set_xlabel(label)
+            for curve in curves:
+                x, y = zip(*curve.points, strict=True) if curve.points else ((), ())
+                (line,) = axes.plot(x, y, label=join_lines(curve.name), markevery=max(1, len(x) // 12), markersize=4)
+                if curve.ranges:
+                    axes.fill_between(x, *zip(*curve.ranges, strict=True), color=line.get_color(), alpha=0.2, lw=0)
+        row[0].set_ylabel(measure)
+        if any(plots.values()):
+            figure.legend(*row[0].get_legend_handles_labels(), loc="outside right upper")
+        figure.savefig(file, format=suffix[1:], dpi=150, metadata={"Title": join_lines(title), **METADATA[suffix]})
+    return file.getvalue()

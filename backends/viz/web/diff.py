@@ -11,13 +11,12 @@ from weft.ir.readable import format_bytes, format_count
 from ..compare.networks import Comparison
 from ..formats.sheet import Sheet
 from ..formats.style import SIGNS as LOOKS
-from ..layout import open_parts
-from ..layout.scene import Shape, build_shape, compute_head
+from ..layout.scene import Shape, build_shape, compute_head, select_open
 from ..model.labels import Label
 from ..model.marks import KEPT, SIGNS, sign_to_kind
 from ..model.network import Vertex
 from ..model.outline import PicturePart, build_outline
-from ..model.totals import Totals
+from ..model.part_costs import Totals
 
 SIDES = ("before", "after")
 
@@ -58,9 +57,9 @@ def _add_prefix(part: PicturePart, side: str) -> PicturePart:
 
 
 def select_open_parts(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
-    """Return the keys of the parts to open: those of `open_parts.select_open(root, depth, parts)` and, if `depth` is
+    """Return the keys of the parts to open: those of `select_open(root, depth, parts)` and, if `depth` is
     None, both networks and every part with both "kept" and other operations."""
-    opened = open_parts.select_open(root, depth, parts)
+    opened = select_open(root, depth, parts)
     for s in root.all() if depth is None else ():
         is_mixed = {KEPT} < {v.mark.sign for v in s.part.all_vertices() if v.mark}
         if s.arrangement is not None and (s.key in SIDES or is_mixed):

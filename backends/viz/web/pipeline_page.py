@@ -13,7 +13,7 @@ from weft.passes.report import PassRecord
 from ..compare.networks import compare_networks
 from ..layout.scene import build_scene
 from ..model.network import Network
-from ..model.totals import compute_totals
+from ..model.part_costs import compute_totals
 from . import plain
 from .diff import convert_totals, list_signs, select_open_parts
 from .page import render_page

@@ -30,7 +30,7 @@ from weft import (
     Router,
 )
 from weft.backends.runtime.core.sampler import Sampling
-from weft.backends.runtime.torch.device_sampling import DeviceSampler
+from weft.backends.runtime.torch.sampling_context import DeviceSampler
 from weft.backends.torch.decode.step_source import LAUNCHERS
 from weft.backends.torch.kernels.shared import launch
 from weft.frontends.dsl import Decoder

@@ -13,8 +13,7 @@ from ...ops.calls import FunctionCall
 from ...ops.elementwise import format_number
 from ...program.block_params import find_layout
 from ...program.statements import TOP, Var
-from ..step_emitter import StepEmitter
-from ..step_registry import step_lowering
+from ..step_emitter import StepEmitter, step_lowering
 
 
 def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:

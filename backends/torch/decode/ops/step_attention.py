@@ -12,11 +12,10 @@ from weft.passes.analysis.tokens.scores import explain_unsupported_scores
 from ...kernels import decode_attention, latent_decode, latent_qk
 from ...kernels.shared.launch import DTYPES
 from ...ops.calls import FunctionCall
-from ...ops.float8_caches import make_scale_refs
+from ...ops.compact_caches import make_scale_refs
 from ...program.statements import CacheSlot, Operand, Var
 from ...program.token_positions import find_rolling_capacity
-from ..step_emitter import Refusal, StepEmitter
-from ..step_registry import step_lowering
+from ..step_emitter import Refusal, StepEmitter, step_lowering
 from .step_linear import refuse_gemv
 
 CACHE = CacheSlot("cache", "", "")

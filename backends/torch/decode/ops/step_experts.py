@@ -11,8 +11,7 @@ from ...kernels import route as routing
 from ...kernels.moe_grouped import LEAST_ROWS
 from ...ops.calls import FunctionCall
 from ...program.statements import Operand, Var
-from ..step_emitter import StepEmitter
-from ..step_registry import step_lowering
+from ..step_emitter import StepEmitter, step_lowering
 from .step_linear import add_activation, refuse_activation, refuse_gemv
 
 

@@ -12,8 +12,7 @@ from ...kernels.shared.activation import ACTIVATIONS
 from ...ops.calls import FunctionCall
 from ...program.emitter import choose_name
 from ...program.statements import Operand, Var
-from ..step_emitter import StepEmitter
-from ..step_registry import step_lowering
+from ..step_emitter import StepEmitter, step_lowering
 
 
 def refuse_gemv(dtype: torch.dtype) -> str | None:

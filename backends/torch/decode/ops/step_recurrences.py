@@ -21,8 +21,7 @@ from ...ops.elementwise import write_activation
 from ...ops.recurrent import emit_features
 from ...program.emitter import choose_name
 from ...program.statements import CacheSlot, Var
-from ..step_emitter import StepEmitter
-from ..step_registry import step_lowering
+from ..step_emitter import StepEmitter, step_lowering
 from .scan_kernel import NoKernel, write_scan_kernel
 from .scan_parts import split_products
 from .step_linear import find_kernel_activation

@@ -1,4 +1,4 @@
-"""Lower softmax attention to calls of the attention functions of transformers, with their caches and masks."""
+"""Lower attention: softmax to the attention functions of transformers, with its caches and masks; relative to torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import find_cache_owner
 
+from ...ops.calls import FunctionCall
 from ...ops.elementwise import format_number
 from ...ops.masks import is_dense
 from ...program.statements import Operand, Statement, Submodule, Var
+from .lower_embeddings import emit_distances
 from .model_emitter import CACHE, INDEX, AttentionRecord, HFEmitter, find_param, get_first_operand, hf_lowering
 from .shared_masks import get_mask
 
@@ -178,3 +180,19 @@ def parenthesize(x: object) -> str:
     start with one (then all of it must be in parentheses)."""
     text = str(x)
     return f"({text})" if " " in text and not text.startswith("(") else text
+
+
+@hf_lowering(ops.relative_attention)
+def _lower_relative_attention(e: HFEmitter, node: Node) -> Operand:
+    if node in e.cross_attentions:
+        raise WeftError(f"target transformers has no relative cross-attention (%{node.output.name}): use torch")
+    heads = e.attr(node, "heads")
+    q, k, v = (e.split_heads(node.required_operand(n), heads, n) for n in ("q", "k", "v"))
+    mask, distance = get_mask(e, node), emit_distances(e)
+    text = f"visible({{0}}, {{1}}{', causal=False' * (not node.attrs['causal'])})"
+    seen = e.hoist(("visible", mask), text, mask, distance, name="seen")
+    if node in e.cached:
+        k, v = emit_cache_update(e, k, v)
+    tables = node.required_operand("key_table"), node.operand("value_table")
+    call = FunctionCall("relative_attention").add(q, k, v, *tables, distance, seen)
+    return e.emit(f"{call}.transpose(1, 2).flatten(2)", *call.operands, name="x")

@@ -15,11 +15,9 @@ from ....target import MODEL
 from ...codegen.structure import group_statements
 from ...lower.lower import emit_nodes, find_read_weights, select_live_statements
 from ...program.statements import Program, Statement, Var
-from ..config_fields.fields import Fields
-from ..config_fields.size_names import SizeNames
+from ..config_fields.size_names import Fields, SizeNames
 from . import attention_functions as attention
 from . import lower_embeddings as dense
-from . import relative
 from . import stacked_experts as experts
 from .model_emitter import HEAD, OVERRIDES, HFEmitter, get_first_operand
 from .shared_masks import finish_masks
@@ -30,7 +28,7 @@ RESERVED_ATTRIBUTES = (  # names that transformers uses, so modules of a model m
     *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
 )
 USUAL = ("embed=embed_tokens", "final_norm=norm")  # default plans of transformers contain the right-hand names
-REGISTERED = (attention, dense, experts, relative)  # modules whose import registers lowerings
+REGISTERED = (attention, dense, experts)  # modules whose import registers lowerings
 
 
 @dataclass

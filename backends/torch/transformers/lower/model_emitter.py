@@ -18,8 +18,14 @@ from ...program.constants import write_formula
 from ...program.emitter import Emitter
 from ...program.stateful_nodes import find_cached_nodes
 from ...program.statements import TOP, CacheSlot, Operand, Statement, Var
-from ..config_fields.fields import Fields
-from ..config_fields.size_names import SOFTCAP_DIVISION, SizeNames, find_attention, get_attention_kind, map_logit_nodes
+from ..config_fields.size_names import (
+    SOFTCAP_DIVISION,
+    Fields,
+    SizeNames,
+    find_attention,
+    get_attention_kind,
+    map_logit_nodes,
+)
 
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # operands of statements
 HEAD = "lm_head"

@@ -14,9 +14,8 @@ from weft.passes.analysis.costs import count_state_bytes, find_cache_sizes
 from ....weights import StoredTensor
 from ..engines.plans import Plans
 from ..modeling.base import BaseModel
-from .shards import PREFIX, add_vocabulary_plan, count_shard_elements
+from .shards import PREFIX, Stages, add_vocabulary_plan, count_shard_elements
 from .split import Split, check_split
-from .stages import Stages
 from .traffic import Collective, list_collectives
 
 

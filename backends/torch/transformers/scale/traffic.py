@@ -11,8 +11,8 @@ from weft.ir.types import sizes
 from ..engines.plans import DIVIDED_EXPERTS, REPLICATED, Plans
 from ..lower.lower_base_and_head import LoweredModel
 from ..lower.stacked_experts import get_experts_path
+from .shards import Stages
 from .split import Split
-from .stages import Stages
 
 ALL_REDUCE, ALL_GATHER, ALL_TO_ALL = "all-reduce", "all-gather", "all-to-all"
 SEND, BROADCAST = "send", "broadcast"

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.backends.viz.compare.networks import compare_networks, mark_place
 from weft.backends.viz.model.network import Network, build_network
-from weft.backends.viz.model.totals import compute_totals
+from weft.backends.viz.model.part_costs import compute_totals
 from weft.backends.viz.web import diff
 from weft.backends.viz.web.pipeline_page import PipelineStep, render_steps
 from weft.ir.errors import WeftError

@@ -10,8 +10,7 @@ from typing import Any
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.svg import render_svg
 from weft.backends.viz.layout.coordinates import PlacedShape, place_shapes
-from weft.backends.viz.layout.open_parts import select_open
-from weft.backends.viz.layout.scene import Shape
+from weft.backends.viz.layout.scene import Shape, select_open
 from weft.backends.viz.web.page import render_page
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from weft.backends.viz.formats.chart import check_chart
-from weft.backends.viz.formats.curves import Curve, render_curves
+from weft.backends.viz.formats.chart import Curve, check_chart, render_curves
 from weft.ir.errors import WeftError
 from weft.ir.storage import replace_file, scratch_folder
 from weft.ir.storage.documents import expand_home

@@ -208,7 +208,7 @@ class Log:
         """Draw the losses of training and validation over the tokens as loss.svg, if matplotlib is installed."""
         if not find_spec("matplotlib"):
             return
-        from weft.backends.viz.formats.curves import Curve, render_curves
+        from weft.backends.viz.formats.chart import Curve, render_curves
 
         points = {name: [(r["tokens"], r[name]) for r in self.rows if name in r] for name in ("loss", "validation")}
         size = max(1, len(points["loss"]) // 200)  # steps per point, their mean: single steps vary too much

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.decode.step_emitter import StepEmitter
-from weft.backends.torch.decode.step_registry import STEPS
+from weft.backends.torch.decode.step_emitter import STEPS, StepEmitter
 from weft.backends.torch.decode.step_source import LAUNCHERS
 from weft.backends.torch.kernels.shared.norm import Norm
 from weft.backends.torch.kernels.shared.tickets import Tickets

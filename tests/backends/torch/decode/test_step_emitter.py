@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from weft.backends.torch.decode.step_emitter import StepEmitter
+from weft.backends.torch.decode.step_emitter import STEPS, StepEmitter, step_lowering
 from weft.backends.torch.program.statements import ParamRef, Submodule
-from weft.ir import Graph, Node, Param, TensorType, dtypes, ops
+from weft.ir import OPS, Graph, Node, Param, TensorType, WeftError, dtypes, ops
+from weft.ir.op import Trait
 from weft.ir.recipes import Normal
 from weft.ir.types import sizes
+
+from .fused_ops import CASES, FUSED, cases_of
 
 SHAPE = sizes.sym("batch"), sizes.sym("seq")
 
@@ -93,3 +96,24 @@ def test_scope_of_weights_is_their_innermost_common_module() -> None:
     assert emitter.find_scope(weight) == "layers.0.attn"
     assert emitter.find_scope(weight, norm) == "layers.0"
     assert emitter.find_scope(ParamRef("layers.1.attn.q.weight", (4, 4))) == ""  # a ModuleList has no forward
+
+
+def test_every_fused_op_has_a_lowering() -> None:
+    assert {op for op in OPS.values() if Trait.FUSED in op.traits} == {*FUSED}
+
+
+def test_cases_of_all_modules_are_tested() -> None:
+    """Each of these modules has a file of tests with the cases of its ops."""
+    modules = ("beginning", "step_attention", "step_experts", "step_linear", "step_recurrences")
+    assert sorted(n for module in modules for n in cases_of(module)) == sorted(CASES)
+
+
+def test_a_lowering_refuses_nothing_unless_it_says_so() -> None:
+    assert STEPS["rotary_angles"].when(None, None) is None
+
+
+def test_a_second_lowering_of_an_op_is_refused() -> None:
+    before = STEPS["norm_glu"]
+    with pytest.raises(WeftError, match="norm_glu"):
+        step_lowering(ops.norm_glu)(lambda e, node: None)
+    assert STEPS["norm_glu"] is before

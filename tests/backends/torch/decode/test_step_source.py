@@ -16,8 +16,10 @@ import torch
 
 from weft import load_source
 from weft.backends.torch.codegen.model_source import write_source
-from weft.backends.torch.decode.step_source import LAUNCHERS
+from weft.backends.torch.codegen.structure import Method
+from weft.backends.torch.decode.step_source import LAUNCHERS, name_attributes, write_constructor
 from weft.backends.torch.package.source_folder import generate_model, write_code
+from weft.backends.torch.program.statements import ParamRef, Submodule
 from weft.frontends.app.api.modules import build_step_graphs
 from weft.passes import Trace, lookup
 
@@ -163,3 +165,47 @@ def test_kernel_files_are_those_that_the_source_calls() -> None:
         }
         helpers |= {"shared.launch", "shared.recurrence"} if "@jit" in text else set()  # of a generated kernel
         assert set(files) == helpers | {*CALLS.findall(text)}
+
+
+def build_method(*members: ParamRef | Submodule, path: str = "") -> Method:
+    method = Method(path, [])
+    method.members.update({m.path: m for m in members})
+    return method
+
+
+def test_attributes_are_short_unless_two_would_be_equal() -> None:
+    names = name_attributes(
+        build_method(
+            ParamRef("attn.q.weight", (2, 2)),
+            Submodule("attn.q.norm", "Norm()"),
+            Submodule("mlp.module", "{0}"),
+            Submodule("angles.table1", "torch.zeros(1)"),
+        )
+    )
+    assert sorted(names.values()) == ["angles", "attn_q", "attn_q_norm", "mlp"]
+    assert names["mlp.module"] == "mlp"
+
+
+def test_attributes_leave_out_the_path_of_their_class() -> None:
+    names = name_attributes(build_method(ParamRef("layers.0.attn.o.weight", (2, 2)), path="layers.0"))
+    assert names == {"layers.0.attn.o.weight": "attn_o"}
+
+
+def test_constructor_reads_the_modules_of_the_model() -> None:
+    method = build_method(ParamRef("head.weight", (2, 2)), Submodule("attn.qkv_weight", "pack({0}.q, {0}.k, {0}.v)"))
+    assert sorted(write_constructor(method, {})) == [
+        "self.attn_qkv = pack(module.attn.q, module.attn.k, module.attn.v)",
+        "self.head = module.head.weight",
+    ]
+    assert write_constructor(build_method(), {}) == ["pass"]
+
+
+def test_constructor_builds_one_list_of_layers() -> None:
+    method = build_method()
+    method.modules.update(dict.fromkeys(("layers.0", "layers.1")))
+    assert write_constructor(method, {"layers.0": "Block", "layers.1": "Block"}) == [
+        "self.layers = [Block(layer) for layer in module.layers]"
+    ]
+    assert write_constructor(method, {"layers.0": "Block", "layers.1": "Local"}) == [
+        "self.layers = [kind(layer) for kind, layer in zip([Block, Local], module.layers)]"
+    ]

@@ -17,7 +17,15 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from weft.backends.viz.formats.chart import ChartModel, check_chart, draw_figure, render_chart, use_style
+from weft.backends.viz.formats.chart import (
+    ChartModel,
+    Curve,
+    check_chart,
+    draw_figure,
+    render_chart,
+    render_curves,
+    use_style,
+)
 from weft.backends.viz.formats.style import DARK, LIGHT
 from weft.ir.errors import WeftError
 
@@ -175,3 +183,19 @@ def test_unknown_suffix_and_missing_package_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(WeftError, match=r"charts need the package matplotlib: install weft\[viz\]"):
         check_chart(Path("a.svg"))
+
+
+CURVES = [Curve("a $1", [(1, 3.0), (2, 2.5)], [(2.9, 3.1), (2.4, 2.6)]), Curve("b\nc", [(1, 2.0), (2, 1.0)])]
+
+
+def test_every_plot_has_every_curve() -> None:
+    plots = {"tokens": CURVES, "seconds": CURVES}
+    picture = render_curves(".svg", "Loss", "nats per token", plots).decode()
+    assert all(word in picture for word in ("Loss", "nats per token", "tokens", "seconds", "a $1", "b c"))
+    assert picture.count('<g id="FillBetween') == 2  # a range per plot
+    assert render_curves(".svg", "Loss", "nats per token", plots).decode() == picture
+    assert render_curves(".svg", "Loss", "nats per token", plots, dark=True).decode() != picture
+
+
+def test_a_chart_may_be_empty() -> None:
+    assert render_curves(".png", "Loss", "nats", {"tokens": [Curve("training", [])]}).startswith(b"\x89PNG")

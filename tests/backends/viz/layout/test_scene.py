@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from weft import load_source
-from weft.backends.viz.layout.scene import Shape, build_scene, unroll_repeat
+from weft.backends.viz.layout.scene import Shape, build_scene, list_default_open, select_open, unroll_repeat
 from weft.backends.viz.layout.wiring import END
 from weft.backends.viz.model.network import build_network
+from weft.ir.errors import WeftError
 from weft.passes import run_passes
 
-from ..pages import model_of
+from ..pages import drawn, model_of
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 
@@ -50,3 +51,28 @@ def test_caches_add_no_boxes(preset: str) -> None:
     assert {s.key for s in with_caches.inner if s.part.has_layers} == {
         s.key for s in without.inner if s.part.has_layers
     }
+
+
+ROOT, REPEAT = "", "layers.0-29"
+
+
+def test_depth_counts_containers() -> None:
+    root = drawn("smollm2-135m")
+    assert select_open(root, 0) == {ROOT}
+    assert select_open(root, 1) == {ROOT, REPEAT}
+    assert select_open(root, 2) == {ROOT, REPEAT, "layers.0.attn", "layers.0.ffn"}
+    assert select_open(root) == list_default_open(root) == {ROOT, REPEAT}
+
+
+def test_named_part_opens_with_its_containers() -> None:
+    root = drawn("smollm2-135m")
+    assert select_open(root, 0, ["layers.0.ffn"]) == {ROOT, REPEAT, "layers.0.ffn"}
+    assert select_open(root, 0, ["attn"]) == {ROOT, REPEAT, "layers.0.attn"}
+    both = {"encoder.layers.0.attn", "decoder.layers.0.attn", "encoder", "decoder"}
+    assert select_open(drawn("t5-base"), 0, ["attn"]) > both  # every part with that end
+
+
+@pytest.mark.parametrize("name", ["tn", "layers.1.attn", "embed", ""])
+def test_name_of_no_part_that_opens_is_refused(name: str) -> None:
+    with pytest.raises(WeftError, match=f"unknown part '{name}'"):
+        select_open(drawn("smollm2-135m"), 0, [name])

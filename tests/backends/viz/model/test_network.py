@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from weft.backends.viz.model.network import Vertex, build_network, describe_layout
-from weft.backends.viz.model.totals import compute_totals
+from weft.backends.viz.model.part_costs import compute_totals
 from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from weft import run_passes
 from weft.backends.viz.compare.networks import compare_networks
 from weft.backends.viz.model.network import build_network
-from weft.backends.viz.model.totals import compute_totals
+from weft.backends.viz.model.part_costs import compute_totals
 from weft.backends.viz.web.diff import convert_totals, join_pictures, list_signs, select_open_parts
 from weft.backends.viz.web.page import render_page
 from weft.frontends.app.api.inspect.counting import inspect

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from weft.backends.torch.decode.step_emitter import StepEmitter
-from weft.backends.torch.decode.step_registry import STEPS
+from weft.backends.torch.decode.step_emitter import STEPS, StepEmitter
 from weft.backends.torch.kernels.shared import launch
 from weft.ir import ops
 from weft.ir.op import Op

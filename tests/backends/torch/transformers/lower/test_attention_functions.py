@@ -10,6 +10,7 @@ from weft.backends.torch.transformers.lower.lower_base_and_head import LoweredMo
 from weft.ir import WeftError
 
 from .....lowered import forms
+from ....torch import generated
 from ..tiny import base_of, graph_of
 
 
@@ -57,3 +58,14 @@ def test_queries_of_the_batch_are_batched() -> None:
 @pytest.mark.parametrize(("source", "operand"), [("a", "a"), ("a * b", "(a * b)"), ("(a - 1)", "(a - 1)"), (4, "4")])
 def test_operands_with_spaces_get_parentheses(source: object, operand: str) -> None:
     assert parenthesize(source) == operand
+
+
+def test_relative_attention_computes_visible_keys_and_distances_once() -> None:
+    graph = generated.graph_of("variant/relative")
+    (lowered,) = lower_sides(forms(graph, "transformers"))
+    count = sum(n.op.name == "relative_attention" for n in lowered.graph.nodes)
+    texts = [s.text for s in lowered.base.statements]
+    calls = [t for t in texts if t.startswith("relative_attention(")]
+    assert len(calls) == count > 1 and all(t.endswith(".transpose(1, 2).flatten(2)") for t in calls)
+    assert texts.count("visible({0}, {1})") == texts.count("key_distances({0}, {1})") == 1
+    assert sum(".update(" in t for t in texts) == count

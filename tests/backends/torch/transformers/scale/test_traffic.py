@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from weft.backends.torch.transformers.scale.shards import Stages
 from weft.backends.torch.transformers.scale.split import Split
-from weft.backends.torch.transformers.scale.stages import Stages
 from weft.backends.torch.transformers.scale.traffic import Collective, list_collectives
 
 from ..tiny import DIM, VOCAB, base_of, plans_of
