@@ -98,13 +98,15 @@ class Runtime(Module):
     """Decode by weft's runtime, which captures the step, samples on the device and hands every token to the host."""
 
     def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
+        from weft.backends.folder_facts import FolderFacts
         from weft.backends.runtime.core.sampler import Sampler, Sampling
         from weft.backends.runtime.torch.torch_decoder import TorchContext, TorchDecoder
         from weft.backends.torch.package.shipped.load import Stepper
 
         super().__init__(shape, device, batch, capacity, model)
         step = Stepper(self.module, self.build_step(), most=batch)
-        decoder = TorchDecoder(self.module, vocab=shape.vocab, max_length=capacity, step=step, draws=True)
+        facts = FolderFacts(Path(), (Path("model.py"),), "decoder", "torch", shape.vocab, capacity)
+        decoder = TorchDecoder(self.module, facts, step=step, draws=True)
         self.cache = None
         self.context = TorchContext(decoder, batch, capacity)
         self.samplers = [Sampler(Sampling(), ()) for _ in range(batch)]

@@ -46,9 +46,7 @@ def open_decoder(folder: Path, device: str, graphs: bool, draws: bool = False) -
     session = open_session(facts.model, device=device, target=target, graphs=graphs, stream=stream)
     if session.graphs != graphs:
         raise RuntimeError(f"ONNX Runtime refuses CUDA graphs for {folder}")
-    model = OrtDecoder(
-        session, vocab=facts.vocab, max_length=facts.max_length, head_dim=facts.head_dim, rolling=facts.rolling
-    )
+    model = OrtDecoder(session, facts)
     if draws:
         model.context_class = onnx.SamplingOrtContext
     return model

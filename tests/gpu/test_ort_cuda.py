@@ -75,14 +75,7 @@ def opened(name: str, dtype: str, graphs: bool = True, draws: bool = False) -> G
     stream = onnx.new_stream() if draws else None
     session = open_session(facts.model, device=DEVICE, target=TARGETS[facts.target], graphs=graphs, stream=stream)
     assert session.graphs == graphs, "ONNX Runtime refused CUDA graphs"
-    model = OrtDecoder(
-        session,
-        vocab=facts.vocab,
-        max_length=facts.max_length,
-        head_dim=facts.head_dim,
-        name=name,
-        rolling=facts.rolling,
-    )
+    model = OrtDecoder(session, facts)
     if draws:
         model.context_class = onnx.SamplingOrtContext
     return Generator(model, stop_ids=facts.eos, folder=facts.folder)

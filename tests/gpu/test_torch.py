@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from decoders import DECODERS, LAYERS, RECURRENT, VOCAB
 from gpu.limits import capture
 from torch import Tensor
 
+from weft.backends.folder_facts import FolderFacts
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.torch.expert_offloading import offload_experts
 from weft.backends.runtime.torch.torch_decoder import TorchDecoder
@@ -260,7 +262,8 @@ def check_runtime(name: str, dtype: str) -> None:
     for draws in (False, True):
         net: Any = build_module(forms(name), dtype=DTYPES[dtype], device=DEVICE).eval()
         step = build_step(forms(name), net)
-        decoder = TorchDecoder(net, vocab=VOCAB, max_length=110, step=step, draws=draws)
+        facts = FolderFacts(Path(), (Path("model.py"),), "decoder", "torch", VOCAB, 110)
+        decoder = TorchDecoder(net, facts, step=step, draws=draws)
         (result,) = Generator(decoder).generate([prompt[0].tolist()], max_tokens=STEPS + 1)
         assert result.tokens[1:] == want, f"draws={draws}"
 

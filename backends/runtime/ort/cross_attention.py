@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 from weft.ir.types import sizes
 
-from ...folder_facts import Sound
+from ...folder_facts import FolderFacts
 from ..arrays import Ints
 from ..text.encoder_inputs import IDS, MASK, build_encoder_inputs
 from .buffers import Buffer, Kind, find_kind
@@ -67,15 +67,15 @@ class SourceEncoder:
     """
 
     session: Session
-    start: int
-    max_length: int  # of a source, in tokens or frames
-    name: str = "encoder.onnx"
-    compares: bool = False
-    sound: Sound | None = None
+    facts: FolderFacts
+
+    @property
+    def name(self) -> str:
+        return str(self.facts.files[1])
 
     def __post_init__(self) -> None:
         inputs = [i.name for i in self.session.ort.get_inputs()]
-        reads = IDS if self.sound is None else self.sound.input
+        reads = IDS if self.facts.sound is None else self.facts.sound.input
         if reads not in inputs or not {*inputs} <= {reads, MASK}:
             raise WeftError(
                 f"{self.name}: its inputs are {', '.join(inputs)}, so it is not the encoder of an encoder-decoder"
@@ -91,9 +91,9 @@ class SourceEncoder:
         `shapes` is the result of `select_inputs`: a description, with dtype and shape, of each decoder input to
         provide. If tokens compete (`compares`), each source runs separately. Raises WeftError if ONNX Runtime fails, or
         a sound has no frame or more than `max_length` frames."""
-        if self.compares and len(sources) > 1:
+        if self.facts.compares and len(sources) > 1:
             return EncodedSources.concatenate([self.encode_sources([source], shapes) for source in sources])
-        inputs = build_encoder_inputs(sources, self.sound)
+        inputs = build_encoder_inputs(sources, self.facts.sound)
         batch, longest = inputs[MASK].shape
         with convert_ort_errors(self.name):
             # A binding holds addresses only: `feeds` keeps the buffers alive until the run ends.
@@ -120,11 +120,11 @@ class SourceEncoder:
             return size
         formula = sizes.parse(size)
         count = sizes.evaluate(formula, dict.fromkeys(sizes.list_names(formula), longest))
-        if self.sound is not None and not 0 < count <= self.max_length:
+        if self.facts.sound is not None and not 0 < count <= self.facts.max_source:
             remedy = "use a longer sound" if count <= 0 else "cut it, or compile with a larger --max-length"
             raise WeftError(
                 f"a prompt of {longest} samples has {max(count, 0)} frames, but the model takes 1 to "
-                f"{self.max_length}: {remedy}"
+                f"{self.facts.max_source}: {remedy}"
             )
         return count
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from ...folder_facts import FolderFacts
 from ...target import TARGETS
-from .cross_attention import SourceEncoder
 from .ort_decoder import OrtDecoder
 from .ort_encoder import OrtEncoder
 from .session import Session, open_session
@@ -21,24 +20,9 @@ def open_encoder(facts: FolderFacts, device: str, threads: int | None) -> OrtEnc
 def open_decoder(facts: FolderFacts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
     """Return the decoder of a folder, with the encoder of an encoder-decoder; it runs on the PyTorch `stream` if given.
     Raises as `open_encoder` does."""
-    session, sources = _open_session(facts, 0, device, threads, graphs=True, stream=stream), None
-    if facts.kind == "encoder-decoder":
-        encoder_half = _open_session(facts, 1, device, threads)
-        sources = SourceEncoder(
-            encoder_half, facts.start, facts.max_source, str(facts.files[1]), facts.compares, facts.sound
-        )
-    return OrtDecoder(
-        session,
-        vocab=facts.vocab,
-        max_length=facts.max_length,
-        head_dim=facts.head_dim,
-        name=str(facts.model),
-        carried=facts.states,
-        rolling=facts.rolling,
-        compares=facts.compares,
-        rounds=facts.rounds,
-        sources=sources,
-    )
+    session = _open_session(facts, 0, device, threads, graphs=True, stream=stream)
+    encoder = _open_session(facts, 1, device, threads) if facts.kind == "encoder-decoder" else None
+    return OrtDecoder(session, facts, encoder)
 
 
 def _open_session(facts: FolderFacts, file: int, device: str, threads: int | None, **options: Any) -> Session:

@@ -12,7 +12,7 @@ The contract of the graph:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy as clone
 from dataclasses import replace
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ...folder_facts import StateRecord
+from ...folder_facts import FolderFacts
 from ..arrays import Floats, Ints, convert_to_float32
 from ..core.batch_context import BatchContext
 from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, CachedDecoder
@@ -39,36 +39,21 @@ _TEXT = ("input_ids", "attention_mask", "position_ids")
 
 
 class OrtDecoder(CachedDecoder["OrtContext"]):
-    """A decoder graph in an open session; `sources` is the encoder of an encoder-decoder (None for a decoder).
+    """The decoder graph of the folder that `facts` describe, in an open session; `encoder` is the session of an
+    encoder-decoder's encoder. Caches and states that the folder does not record are inferred from the names of inputs.
 
-    - carried: the caches and states that the folder records; if empty, they are inferred from the names of inputs, and
-      `rolling` has the layer indices of rolling caches
-    - head_dim: features per head of the caches, if the graph leaves them dynamic
-    - compares, rounds: see `CachedDecoder`
-
-    Raises WeftError if the graph does not follow the contract in the docstring of this module.
+    Raises WeftError if a graph does not follow the contract in the docstring of this module.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        vocab: int,
-        max_length: int,
-        head_dim: int | None = None,
-        name: str = "model.onnx",
-        carried: Collection[StateRecord] = (),
-        rolling: Collection[int] = (),
-        compares: bool = False,
-        rounds: bool = False,
-        sources: SourceEncoder | None = None,
-    ) -> None:
-        start, max_source = (None, 0) if sources is None else (sources.start, sources.max_length)
+    def __init__(self, session: Session, facts: FolderFacts, encoder: Session | None = None) -> None:
+        sources = None if encoder is None else SourceEncoder(encoder, facts)
+        start, max_source = (None, 0) if sources is None else (facts.start, facts.max_source)
+        name, vocab, compares, rounds = str(facts.model), facts.vocab, facts.compares, facts.rounds
         # On CUDA, captured graphs and one stream allow one call at a time.
         concurrent = session.device == "cpu"
-        super().__init__(session.device, vocab, max_length, start, max_source, concurrent)
+        super().__init__(session.device, vocab, facts.max_length, start, max_source, concurrent)
         self.session, self.name, self.sources, self.compares = session, name, sources, compares
-        self.sound = None if sources is None else sources.sound
+        self.sound = facts.sound
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
         if EMBEDDED in inputs:
@@ -76,13 +61,13 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
             raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is not a decoder")
         self.cross_inputs = {} if sources is None else sources.select_inputs(inputs)
-        carried = carried or infer_states(inputs, rolling)
+        carried = facts.states or infer_states(inputs, facts.rolling)
         expected = {*_TEXT, *self.cross_inputs, *(state.input for state in carried)}
         if unknown := [i for i in inputs if i not in expected]:
             raise WeftError(f"{name}: the graph has the input {unknown[0]}, which the runtime cannot provide")
         self.kinds = {i: find_kind(name, inputs[i]) for i in _TEXT if i in inputs}
         self.logits_kind = find_kind(name, outputs["logits"])
-        self.states = bind_states(name, inputs, outputs, carried, head_dim)
+        self.states = bind_states(name, inputs, outputs, carried, facts.head_dim)
         if not self.states:
             raise WeftError(
                 f"{name}: the graph has no past_key_values, so it cannot decode; compile it with the pass kv-cache"
@@ -214,7 +199,7 @@ class OrtContext(BatchContext):
             return prompts
         self._encoded_sources = model.sources.encode_sources(prompts, model.cross_inputs)
         self._bind_steps()
-        return [[model.sources.start]] * len(prompts)
+        return [[model.sources.facts.start]] * len(prompts)
 
     def _prepare_prefill(self, calls: int) -> None:
         self._memory.copy_index = calls % self._memory.copy_count  # the states of every row end in the same copy

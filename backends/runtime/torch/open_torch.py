@@ -44,18 +44,7 @@ def open_decoder(facts: FolderFacts, device: str, threads: int | None, experts: 
         from .expert_offloading import offload_experts
 
         offloaded = offload_experts(model, experts, _resolve_device(device), str(facts.folder))
-    return TorchDecoder(
-        model,
-        vocab=facts.vocab,
-        max_length=facts.max_length,
-        name=str(facts.model),
-        step=step,
-        compares=facts.compares,
-        start=facts.start if facts.kind == "encoder-decoder" else None,
-        max_source=facts.max_source,
-        sound=facts.sound,
-        offloaded=offloaded,
-    )
+    return TorchDecoder(model, facts, step=step, offloaded=offloaded)
 
 
 def open_encoder(facts: FolderFacts, device: str, threads: int | None) -> TorchEncoder:

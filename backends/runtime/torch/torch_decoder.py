@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.ir.errors import WeftError
 
-from ...folder_facts import Sound
+from ...folder_facts import FolderFacts
 from ..arrays import Bools, Ints
 from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, CachedDecoder
 from ..core.results import ExpertCounts
@@ -28,12 +28,9 @@ from .sampling_context import SamplingContext
 
 
 class TorchDecoder(CachedDecoder["TorchContext"]):
-    """A decoder that runs a generated language model.
+    """A decoder that runs the generated language model of the folder that `facts` describe.
 
     - step: the function that runs a decode step; None: the model itself
-    - compares: tokens of a model call compete, for example for the capacity of experts
-    - start: the first token of an encoder-decoder's answers; None for a decoder
-    - max_source, sound: the maximum length of the encoder's sources, and the kind of sound that they are (None: tokens)
     - draws: sample tokens on the device if the sampling options allow it; None: only on CUDA
     - offloaded: the manager of the experts; None: all experts are on the device
 
@@ -43,28 +40,23 @@ class TorchDecoder(CachedDecoder["TorchContext"]):
     def __init__(
         self,
         model: nn.Module,
+        facts: FolderFacts,
         *,
-        vocab: int,
-        max_length: int,
-        name: str = "model.py",
         step: Step | None = None,
-        compares: bool = False,
-        start: int | None = None,
-        max_source: int = 0,
         draws: bool | None = None,
         offloaded: ExpertOffload | None = None,
-        sound: Sound | None = None,
     ) -> None:
-        self.model, self.name, self.compares = model, name, compares
+        self.model, self.name, self.compares = model, str(facts.model), facts.compares
         self.inputs = set(inspect.signature(model.forward).parameters)
         if EMBEDDED in self.inputs:
-            raise WeftError(f"{name}: {TAKES_EMBEDDINGS}")
+            raise WeftError(f"{self.name}: {TAKES_EMBEDDINGS}")
         if "cache" not in self.inputs:
-            raise WeftError(f"{name}: the model has no cache, so it cannot decode; compile it with a kv-cache")
+            raise WeftError(f"{self.name}: the model has no cache, so it cannot decode; compile it with a kv-cache")
         self.device = next(model.parameters()).device
-        super().__init__(self.device.type, vocab, max_length, start, max_source)
+        start = facts.start if facts.kind == "encoder-decoder" else None
+        super().__init__(self.device.type, facts.vocab, facts.max_length, start, facts.max_source)
         self.step: Step = step or self._run_step
-        self.sound = sound
+        self.sound = facts.sound
         self.draws = self.device.type == "cuda" if draws is None else draws
         self.every_position, self.offloaded = True, offloaded
         # On meta tensors: only the kinds of caches matter here, so allocate no memory.
@@ -73,7 +65,7 @@ class TorchDecoder(CachedDecoder["TorchContext"]):
         self.can_rewind = caches.can_rewind(kinds)
         stateful = any(map(caches.is_state, caches.iter_layers(kinds)))
         # A rolling cache needs the end of each row (`last`): padding would push keys out of it.
-        self.padded = not stateful and not compares and (self.can_rewind or "last" in self.inputs)
+        self.padded = not stateful and not self.compares and (self.can_rewind or "last" in self.inputs)
 
     @property
     def experts(self) -> ExpertCounts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +263,7 @@ def test_simulated_cuda_device_gives_the_same_tokens(stack: dict[str, Path], mon
     device.pretend(monkeypatch)
     monkeypatch.setitem(STEP, "cuda", 8)
     monkeypatch.setattr("weft.backends.runtime.batching.running.PROMPT_CHUNK", {"cuda": 12})
-    decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=320, rolling=facts.rolling)
+    decoder = OrtDecoder(Session(device, "cuda", graphs=True), replace(facts, max_length=320))
     decoder.chunk = 16
     model, batch = Generator(decoder), new_batch(decoder, 4)
     given = answers(model)

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from weft.backends.folder_facts import FolderFacts
 from weft.backends.runtime import load
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort import session as sessions
@@ -315,8 +316,9 @@ def test_cuda_path_on_a_simulated_device(
     real = open_session(path, threads=1, device="cpu").ort
     device = Device(sessions.import_onnxruntime(), real)
     device.pretend(monkeypatch)
-    decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=LONGEST)
-    model, plain = Generator(decoder), Generator(OrtDecoder(Session(real, "cpu"), vocab=VOCAB, max_length=LONGEST))
+    facts = FolderFacts(tmp_path, (path,), "decoder", "ort-cpu", VOCAB, LONGEST)
+    decoder = OrtDecoder(Session(device, "cuda", graphs=True), facts)
+    model, plain = Generator(decoder), Generator(OrtDecoder(Session(real, "cpu"), facts))
     for chunk in (4, 512):
         device.graph_ids.clear()
         found = tokens(model.generate(PROMPTS, max_tokens=6, chunk=chunk))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +95,8 @@ def test_simulated_cuda_device_gives_the_same_tokens(pair: tuple[Any, Any], monk
     known = ours.decoder
     decoding, encoding = (Device(import_onnxruntime(), half.session.ort) for half in (known, known.sources))
     decoding.pretend(monkeypatch)
-    sources = replace(known.sources, session=Session(encoding, "cuda"))
     session = Session(decoding, "cuda", graphs=True)
-    decoder = OrtDecoder(session, vocab=VOCAB, max_length=40, sources=sources)
+    decoder = OrtDecoder(session, known.sources.facts, Session(encoding, "cuda"))
     model = Generator(decoder, stop_ids=ours.stop_ids, forced=ours.forced)
     assert [model.generate(SOURCES, max_tokens=8, beams=beams) for beams in (1, 3)] == wanted
     assert decoding.released  # a step is captured anew for every batch of sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def test_simulated_cuda_device_gives_the_same_tokens(
     beams = opened(folder).generate(PROMPTS, max_tokens=10, beams=3)
     device.pretend(monkeypatch)
     monkeypatch.setitem(STEP, "cuda", 64)
-    decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=300, rolling=facts.rolling)
+    decoder = OrtDecoder(Session(device, "cuda", graphs=True), replace(facts, max_length=300))
     model = Generator(decoder)
     assert tokens(model.generate(PROMPTS, max_tokens=14, chunk=9)) == wanted
     captured = set(device.graph_ids) - {"-1"}  # one a side of the states

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from weft.backends.runtime.torch import ort_cuda_decoder as onnx
 from weft.backends.runtime.torch.ort_cuda_decoder import SamplingOrtContext
 
 from ..pretended import Device
-from ..stacks import PROMPTS, VOCAB, opened, stack, tokens
+from ..stacks import PROMPTS, opened, stack, tokens
 from .test_sampling_context import SAMPLED
 
 KINDS = ["local-global", "latent", "rolling, first keys", "hybrid"]
@@ -116,9 +117,7 @@ def test_only_tokens_are_copied_to_the_host(folder: Path, monkeypatch: pytest.Mo
         run(binding, options)
 
     monkeypatch.setattr(device, "run_with_iobinding", noted, raising=False)
-    decoder = OrtDecoder(
-        Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=300, rolling=facts.rolling, carried=facts.states
-    )
+    decoder = OrtDecoder(Session(device, "cuda", graphs=True), replace(facts, max_length=300))
     decoder.context_class = SamplingOrtContext
     model = Generator(decoder)
     assert tokens(model.generate(PROMPTS, max_tokens=9)) == wanted
