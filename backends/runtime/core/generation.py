@@ -17,8 +17,17 @@ from weft.ir.errors import WeftError
 
 from ..arrays import Floats
 from ..text.chat import ChatTemplate, Message
-from ..text.encoder_inputs import check_sound, measure_prompt, quote_prompt
-from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, is_sound, list_prompts
+from ..text.tokenizer import (
+    Prompt,
+    Tokenizer,
+    check_ids,
+    check_sound,
+    is_ids,
+    is_sound,
+    list_prompts,
+    measure_prompt,
+    quote_prompt,
+)
 from .answers import Answer, Constraint, add_tokens, verify_drafts
 from .async_calls import call_in_thread
 from .batch_context import BatchContext, split_chunks

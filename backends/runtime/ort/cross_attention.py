@@ -14,8 +14,8 @@ from weft.ir.types import sizes
 
 from ...folder_facts import FolderFacts
 from ..arrays import Ints
-from ..text.encoder_inputs import IDS, MASK, build_encoder_inputs
-from .buffers import Buffer, Kind, find_kind
+from ..text.tokenizer import IDS, MASK, build_encoder_inputs
+from .bound_states import Buffer, Kind, find_kind
 from .session import Session, convert_ort_errors
 
 

@@ -26,12 +26,11 @@ from weft.ir.errors import WeftError
 
 from ...folder_facts import FolderFacts
 from ..arrays import Floats, Ints, convert_to_float32
+from ..compiled_folder import infer_states
 from ..core.batch_context import BatchContext
 from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, CachedDecoder
-from ..state_io import infer_states
 from ..text.tokenizer import pad_rows
-from .bound_states import StateBuffers, bind_states
-from .buffers import Buffer, find_kind
+from .bound_states import Buffer, StateBuffers, bind_states, find_kind
 from .cross_attention import EncodedSources, SourceEncoder
 from .session import FROM_END, Session, convert_ort_errors, import_onnxruntime, join_lines, list_ort_errors
 

@@ -1,4 +1,4 @@
-"""Tokenization with tokenizer.json, streaming detokenization, and stop strings."""
+"""Prompts: tokenization with tokenizer.json, streaming detokenization, stop strings, and the inputs of encoders."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from ..arrays import Floats, Ints
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Fast
+from typing import Any
+
+from ...folder_facts import Sound
 
 Prompt = str | Sequence[int] | Floats
 
@@ -244,3 +247,40 @@ class StopStringFilter:
 def _measure_overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
+
+
+def check_sound(sound: Sound, prompt: object) -> Floats:
+    """Return the sound `prompt` as float32. Raises WeftError unless it is a float array of the shape of `sound`."""
+    if not is_sound(prompt):
+        raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model takes sound: an array of floats, {sound}")
+    length = prompt.shape[-1]
+    fits = prompt.shape[:-1] == (() if sound.bins is None else (sound.bins,))
+    if not fits or length == 0 or sound.length not in (None, length):
+        raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model takes {sound}")
+    return prompt.astype(np.float32)
+
+
+def quote_prompt(prompt: object) -> str:
+    """Return a description of `prompt` for errors: the shape of an array, else the start of its repr."""
+    return f"an array {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else f"{prompt!r:.60}"
+
+
+def measure_prompt(prompt: Sequence[int] | Floats) -> int:
+    """Return the length of a prompt: its number of tokens, or of samples or frames if it is a sound."""
+    return prompt.shape[-1] if isinstance(prompt, np.ndarray) else len(prompt)
+
+
+def build_encoder_inputs(sources: Sequence[Any], sound: Sound | None) -> dict[str, NDArray[Any]]:
+    """Return a dict with two encoder inputs, keyed by name: the batch of `sources`, right-padded, and its mask [batch,
+    length] (False: padding). Without `sound`, sources are token ids."""
+    if sound is None:
+        ids, mask = pad_rows(sources)
+        return {IDS: ids, MASK: mask}
+    lengths = np.array([measure_prompt(source) for source in sources])
+    batch = np.zeros((len(sources), *sources[0].shape[:-1], int(lengths.max())), np.float32)
+    for row, source in zip(batch, sources, strict=True):
+        row[..., : measure_prompt(source)] = source
+    return {sound.input: batch, MASK: np.arange(batch.shape[-1]) < lengths[:, None]}

@@ -1,4 +1,6 @@
-"""Decode steps with tensors at fixed addresses, captured as CUDA graphs so that a step is one launch."""
+"""Decode steps with tensors at fixed addresses, captured as CUDA graphs so that a step is one launch; they sample
+tokens on the device, with the results of the samplers of the host but without copying logits.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...torch.kernels.choose_tokens import WRONG
+from ...torch.kernels.choose_tokens import TICKETS, WRONG, choose_tokens
+from ...torch.kernels.shared.tickets import Tickets
 from ..arrays import Ints
-from ..core.sampler import check_logits
-from .device_sampling import DeviceSampler
+from ..core.sampler import Sampler, Sampling, check_logits
 from .module_caches import is_cross, iter_layers, iter_tensors, list_states
+
+
+class DeviceSampler:
+    """A sampler on the device for `batch` rows with equal sampling options, without penalties and logit bias; its
+    tensors have fixed addresses. Each row has a copy of the next `most` random numbers of its host sampler. A draw uses
+    up one of them and takes the first token whose cumulative probability exceeds it. If only one token can follow, none
+    is used up."""
+
+    def __init__(self, sampling: Sampling, batch: int, most: int, device: torch.device) -> None:
+        self.sampling = sampling
+        self._uniforms = torch.zeros(batch, most, dtype=torch.float64, device=device)
+        self._spent = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self._tickets = Tickets(TICKETS)
+
+    def refill(self, samplers: Sequence[Sampler]) -> None:
+        """Replace the random numbers of each row by the next ones of its host sampler in `samplers` (one per row; none
+        at temperature 0), and count them as unused."""
+        if self.sampling.temperature > 0:
+            most = self._uniforms.shape[1]
+            self._uniforms.copy_(torch.from_numpy(np.stack([s.draw_uniforms(most) for s in samplers])))
+        self._spent.zero_()
+
+    @property
+    def changed_tensors(self) -> list[Tensor]:
+        """Return the tensors that a draw changes: the number of random numbers used up, [batch, 1]."""
+        return [self._spent]
+
+    def __call__(self, logits: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Draw the next tokens from `logits` [batch, vocab] and return them [batch]. For active rows, also write them
+        to `inputs`, the tensors (ids, positions, active) that the next step reads."""
+        s = self.sampling
+        return choose_tokens(
+            logits,
+            self._uniforms,
+            self._spent,
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            min_p=s.min_p,
+            begun=inputs,
+            tickets=self._tickets(logits),
+        )
+
 
 Step = Callable[..., Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
 MIN_KEYS = 256  # least number of keys that a captured step reads

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.ir.schema.states import Growth
 
-from ..state_io import get_growth
+from ..compiled_folder import get_growth
 
 
 def iter_layers(cache: Any) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from ...folder_facts import FolderFacts
 from ...torch.lib.caches import Cache
 from ..arrays import Ints
 from ..ort import open_ort as folder
-from ..ort.buffers import Buffer
+from ..ort.bound_states import Buffer
 from ..ort.ort_decoder import OrtContext, OrtDecoder
 from ..ort.session import convert_ort_errors
 from .cuda_graphs import CapturedSteps

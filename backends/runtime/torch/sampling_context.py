@@ -13,8 +13,7 @@ import torch
 from ..arrays import Bools, Ints
 from ..core.batch_context import BatchContext
 from ..core.sampler import Sampler
-from .cuda_graphs import CapturedSteps
-from .device_sampling import DeviceSampler
+from .cuda_graphs import CapturedSteps, DeviceSampler
 
 
 class SamplingContext(BatchContext):

@@ -19,8 +19,7 @@ from ..arrays import Bools, Ints
 from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, CachedDecoder
 from ..core.results import ExpertCounts
 from ..core.sampler import Sampler
-from ..text.encoder_inputs import build_encoder_inputs
-from ..text.tokenizer import pad_rows
+from ..text.tokenizer import build_encoder_inputs, pad_rows
 from . import module_caches as caches
 from .cuda_graphs import CapturedSteps, Step
 from .expert_offloading import ExpertOffload

@@ -19,9 +19,8 @@ import jinja2
 from ..lower.lower import LoweredGraph
 from ..program.snippets import find_names, list_kernel_modules, select_snippets, write_imports
 from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, relative_to
-from .classes import ClassWriter
+from .classes import ClassWriter, write_constructor
 from .docstrings import write_model_doc
-from .members import write_constructor
 from .method_writer import find_layer_slice, write_attribute
 from .structure import Item, Loop, Method, ModuleCall, group_statements
 from .value_names import NamedOperand

@@ -1,4 +1,6 @@
-"""Lower a fused graph to the statements of a decode step: kernel calls, or PyTorch where no kernel exists."""
+"""Lower a fused graph to the statements of a decode step: kernel calls, or PyTorch where no kernel exists. Constant
+tables are computed once, not for every token.
+"""
 
 from __future__ import annotations
 

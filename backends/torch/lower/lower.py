@@ -1,4 +1,6 @@
-"""Lower a graph to a program: every node by the first registered lowering that accepts it."""
+"""Lower a graph to a program: every node by the first registered lowering that accepts it. Statements that only the
+encoder needs move into the encoder, because forward passes on later tokens do not run it.
+"""
 
 from __future__ import annotations
 

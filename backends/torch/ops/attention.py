@@ -14,9 +14,19 @@ from ..program.statements import CacheSlot, Operand, Var
 from ..program.token_positions import emit_query_positions, emit_written_positions, find_rolling_capacity
 from .calls import FunctionCall
 from .compact_caches import add_scales, emit_rounded_keys, find_scales
-from .distances import DISTANCE, emit_distance, is_shared
 from .elementwise import format_number
-from .masks import ARANGE, emit_cached_positions, emit_key_mask, emit_mask, emit_visibility, has_position_mask, is_dense
+from .masks import (
+    ARANGE,
+    DISTANCE,
+    emit_cached_positions,
+    emit_distance,
+    emit_key_mask,
+    emit_mask,
+    emit_visibility,
+    has_position_mask,
+    is_dense,
+    is_shared,
+)
 
 
 @lowering(ops.rope)

@@ -1,9 +1,12 @@
-"""The folder that target transformers writes: configuration, modeling code, weights and generation config."""
+"""The folder that target transformers writes: configuration, modeling code, weights, generation config, and their
+names.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,6 @@ from .engines.plans import make_plans
 from .engines.refusals import explain_engines, find_refusals
 from .lower.lower_base_and_head import lower_sides
 from .lower.stacked_experts import get_experts_path, make_stack_recipes
-from .model_names import RESERVED_WORD, derive_class_name, derive_stem
 from .modeling.base import BaseModel
 from .modeling.configuration_file import TORCH_DTYPES, count_layer_states, write_configuration
 from .modeling.initial import find_usual_std
@@ -209,3 +211,33 @@ class TransformersFolder:
         tokens = self._graph.meta | {"eos_token_id": eos if len(eos) > 1 else eos[0]}
         keys = (f"{token}_token_id" for token in ("bos", "eos", "pad", "decoder_start"))
         return {key: tokens[key] for key in keys if tokens.get(key) is not None}
+
+
+RESERVED_WORD = "mamba"  # `generate` passes caches to classes with this in their names as another argument
+_SIZE = re.compile(r"a?\d+(\.\d+)?(x\d+(\.\d+)?)?[mbt]", re.IGNORECASE)  # 135M, 1.4b, 8x7b, a22b
+
+
+def derive_class_name(name: str) -> str:
+    """Return a CamelCase class name for the model `name` without its size ("smol-135M" → "Smol"); "Weft" if nothing or
+    Model remains.
+
+    RESERVED_WORD becomes Ssm. A name that begins with a digit gets the prefix Weft. A name that transformers or an
+    engine uses gets the suffix Weft: without trust in the folder's code, they would load their own.
+    """
+    words = ".".join(w for w in re.split(r"[^A-Za-z0-9.]+", name) if not _SIZE.fullmatch(w)).split(".")
+    joined = re.sub(RESERVED_WORD, "Ssm", "".join(w[:1].upper() + w[1:] for w in words), flags=re.IGNORECASE)
+    if joined in ("", "Model"):  # else its base model would be called ModelModel
+        return "Weft"
+    joined = f"Weft{joined}" if joined[0].isdigit() else joined
+    return f"{joined}Weft" if joined.lower() in _list_taken() else joined
+
+
+def derive_stem(name: str) -> str:
+    """Return the class name `name` in snake case: the end of file names and the model_type."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
+
+
+@cache
+def _list_taken() -> frozenset[str]:
+    """Return the names that transformers and engines use, in lower case without separators."""
+    return frozenset(re.sub(r"#.*|[-_]", "", Path(__file__).with_name("taken_names.txt").read_text("utf-8")).split())

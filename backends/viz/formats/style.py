@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..model.marks import CHANGED, KEPT, NEW, REMOVED, sign_to_kind
+from ..model.network import CHANGED, KEPT, NEW, REMOVED, sign_to_kind
 
 
 @dataclass(frozen=True)

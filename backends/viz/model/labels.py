@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from .marks import CHANGED, KEPT, SIGNS, count_signs, find_common_sign, sign_to_kind
-from .network import Vertex
+from .network import CHANGED, KEPT, SIGNS, Vertex, count_signs, find_common_sign, sign_to_kind
 from .outline import PicturePart
 
 KINDS = {

@@ -1,7 +1,10 @@
-"""The network that a picture shows: operations that read and produce values, with facts for their panels."""
+"""The network that a picture shows: operations that read and produce values, with facts for their panels, and marks in
+a comparison: new, removed or changed, with the differences.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +23,54 @@ from weft.passes.analysis.costs import count_elements, find_cache_sizes, find_le
 from weft.passes.analysis.recurrences.formulas import write_formulas
 
 from ...block_weights import count_packed_bytes, find_quantized_layout
-from .marks import Mark
 from .work import NONE, Work, compute_step_work, compute_work, measure_state
+
+KEPT, REMOVED, NEW, CHANGED = SIGNS = ("kept", "removed", "new", "changed")
+
+
+def sign_to_kind(sign: str) -> str:
+    """Return the name of the kind of parts with `sign` (one of `SIGNS`) in a comparison, such as "sign-new"."""
+    return f"sign-{sign}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A changed property (`what`) of an operation, with the texts of its old and new value for a panel. `named`: these
+    texts contain names of values or tensors, which differ between layers."""
+
+    what: str
+    before: str
+    after: str
+    named: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A sign of `SIGNS`; `words` are lines for the operation's box ("was 9 heads"), `changes` lists all differences.
+    `other`: the name of the corresponding operation in the other network, "" without one."""
+
+    sign: str = KEPT
+    words: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    other: str = ""
+
+    @property
+    def alike(self) -> str:
+        """Return a key that is equal for operations of different layers whose changes differ at most in names."""
+        changes = [(c.what, *(() if c.named else (c.before, c.after))) for c in self.changes]
+        return f"{self.sign} {self.words} {changes}"
+
+
+def find_common_sign(marks: Iterable[Mark | None]) -> str:
+    """Return the common sign of `marks`, or "changed" if their signs differ; "" if all are None (no comparison)."""
+    signs = {mark.sign for mark in marks if mark is not None}
+    return signs.pop() if len(signs) == 1 else CHANGED if signs else ""
+
+
+def count_signs(marks: Iterable[Mark | None]) -> str:
+    """Return the number of operations per sign, except unchanged operations, as text: "2 removed, 1 changed"."""
+    counts = Counter(mark.sign for mark in marks if mark is not None)
+    return ", ".join(f"{counts[sign]} {sign}" for sign in SIGNS if sign != KEPT and counts[sign])
 
 
 @dataclass(frozen=True)

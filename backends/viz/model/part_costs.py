@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes of each part of a picture, as `weft inspect` reports them for the whole model."""
+"""Parameters, FLOPs and bytes of each part of a picture, and totals for comparisons, as `weft inspect` reports them."""
 
 from __future__ import annotations
 

@@ -17,10 +17,19 @@ from weft.ir.errors import WeftError
 from weft.ir.types.block_layouts import INTEGER_BITS, build_integer_layout
 
 from ..model.network import Network, Vertex, Weight, describe_layout
-from .onnx_constants import Constant, compute_constant, copy_weight, read_constant, read_initializer
+from .onnx_constants import (
+    Constant,
+    OnnxOperation,
+    compute_constant,
+    copy_weight,
+    format_attribute,
+    format_dtype,
+    format_type,
+    read_constant,
+    read_initializer,
+)
 from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, find_equivalent, label_gates
 from .scopes import make_unique, name_operations, read_exported_scope
-from .types import OnnxOperation, format_attribute, format_dtype, format_type
 
 BIG = 1 << 10  # bytes; larger tensors are weights, never parts of a shape
 DEEPEST = 64  # nested function calls

@@ -13,8 +13,7 @@ from ..formats.sheet import Sheet
 from ..formats.style import SIGNS as LOOKS
 from ..layout.scene import Shape, build_shape, compute_head, select_open
 from ..model.labels import Label
-from ..model.marks import KEPT, SIGNS, sign_to_kind
-from ..model.network import Vertex
+from ..model.network import KEPT, SIGNS, Vertex, sign_to_kind
 from ..model.outline import PicturePart, build_outline
 from ..model.part_costs import Totals
 

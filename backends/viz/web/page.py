@@ -14,8 +14,8 @@ from ..formats import style
 from ..layout import coordinates
 from ..layout.font import format_font_faces, load_advances
 from ..layout.scene import ALL, ICON, LEADING, LINE, TITLE, Shape
-from ..model import devices
 from ..model.labels import KINDS
+from ..model.work import SHOWN_TOKENS, list_devices
 from . import plain
 
 MOST = 12_000  # maximum number of shapes placed at once
@@ -42,8 +42,8 @@ def list_model_data(root: Shape, opened: Collection[str]) -> dict[str, Any]:
     """Return the JSON data of a page that depend on the model of `root`; `opened` are the keys of open shapes."""
     model_data: dict[str, Any] = {"root": plain.convert_shape(root), "opened": sorted(opened)}
     if root.network is not None:
-        context = root.network.context or devices.TOKENS
-        model_data |= {"tokens": min(devices.TOKENS, context), "panels": panels.build_panels(root.network)}
+        context = root.network.context or SHOWN_TOKENS
+        model_data |= {"tokens": min(SHOWN_TOKENS, context), "panels": panels.build_panels(root.network)}
         model_data["origins"] = _index_origins(root.network.origins)
     return model_data
 
@@ -62,7 +62,7 @@ def list_common_data() -> dict[str, Any]:
         "advances": load_advances(bold=True),
         "sizes": {name: getattr(coordinates, name) for name in NUMBERS}
         | {"TITLE": TITLE, "LINE": LINE, "LEADING": LEADING, "ICON": ICON, "ALL": ALL},
-        "numbers": devices.list_devices(),
+        "numbers": list_devices(),
     }
 
 

@@ -15,8 +15,7 @@ from weft.ir.readable import format_bytes
 from ..layout.arrange import Box, Branches, Column, Item, LineGap
 from ..layout.scene import Shape, unroll_repeat
 from ..model import part_costs
-from ..model.marks import KEPT, Mark
-from ..model.network import Vertex, Weight
+from ..model.network import KEPT, Mark, Vertex, Weight
 
 QUOTED = re.compile(r"""(['"])(.*?)\1""")
 NUMBER = re.compile(r"\d+")

@@ -18,7 +18,7 @@ class Device:
 
     def pretend(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the onnxruntime of the runtime."""
-        for module in ("buffers", "session"):
+        for module in ("bound_states", "session"):
             monkeypatch.setattr(f"weft.backends.runtime.ort.{module}.import_onnxruntime", lambda: self)
 
     def ortvalue_from_numpy(self, values: NDArray[Any], device: str, number: int) -> Any:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from weft.passes.library.target.sides import ENCODER, LOSS
 
-from ...codegen.classes import ClassSource, ClassWriter
-from ...codegen.members import Constructor
+from ...codegen.classes import ClassSource, ClassWriter, Constructor
 from ...codegen.method_writer import MethodWriter
 from ...codegen.structure import Loop, Method, ModuleCall
 from ...codegen.value_names import NamedOperand, SourceLine

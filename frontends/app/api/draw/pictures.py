@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.viz.formats.dot import render_dot
-from weft.backends.viz.formats.mermaid import render_mermaid
+from weft.backends.viz.formats.flowcharts import render_dot, render_mermaid
 from weft.backends.viz.formats.png import render_png
 from weft.backends.viz.formats.tree import render_plain_tree
 from weft.backends.viz.layout.scene import build_scene

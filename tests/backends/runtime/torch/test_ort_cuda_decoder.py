@@ -15,7 +15,7 @@ import weft
 from weft.backends.runtime.compiled_folder import read_facts
 from weft.backends.runtime.core.decoder import STEP
 from weft.backends.runtime.core.generation import Generator
-from weft.backends.runtime.ort.buffers import Buffer
+from weft.backends.runtime.ort.bound_states import Buffer
 from weft.backends.runtime.ort.ort_decoder import OrtDecoder
 from weft.backends.runtime.ort.session import Session, import_onnxruntime, open_session
 from weft.backends.runtime.torch import ort_cuda_decoder as onnx

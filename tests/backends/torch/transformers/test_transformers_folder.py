@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from weft import MLA, MLP, Block, Decoder, LightningIndex, RoPE, export
 from weft import compile as compile_model
 from weft.backends.torch.transformers.engines.refusals import BATCHES
-from weft.backends.torch.transformers.transformers_folder import TransformersFolder
+from weft.backends.torch.transformers.transformers_folder import TransformersFolder, derive_class_name, derive_stem
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, WeftError
 
@@ -262,3 +263,28 @@ def test_lightning_index_is_refused(tmp_path: Path) -> None:
     choosing = MLA(4, 16, 8, 8, 8, RoPE(), index=LightningIndex(2, 8, top_k=5))
     with pytest.raises(WeftError, match=r"keys of a lightning index \(%layers\.0\.attn\.index\.chosen\)"):
         compile_model(Decoder(64, 32, 1, Block(choosing, MLP(48))), tmp_path / "out", target="transformers")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "stem"),
+    [
+        ("local_global", "LocalGlobal", "local_global"),
+        ("my-model-7b", "MyModel", "my_model"),
+        ("llama3.1-8b", "Llama31", "llama31"),
+        ("qwen3-30b-a3b", "Qwen3Weft", "qwen3_weft"),
+        ("mamba-1.4b", "Ssm", "ssm"),
+        ("hybrid_mamba", "HybridSsm", "hybrid_ssm"),
+        ("orion", "OrionWeft", "orion_weft"),  # only engines have it
+        ("2-layers", "Weft2Layers", "weft2_layers"),
+        ("model", "Weft", "weft"),
+    ],
+)
+def test_class_is_named_after_the_model(name: str, expected: str, stem: str) -> None:
+    assert (derive_class_name(name), derive_stem(expected)) == (expected, stem)
+
+
+def test_no_class_or_type_is_that_of_transformers() -> None:
+    """Transformers loads its own code for a type that it has, unless the folder's is trusted."""
+    names = [derive_class_name(kind) for kind in CONFIG_MAPPING_NAMES]
+    assert not {derive_stem(name) for name in names} & CONFIG_MAPPING_NAMES.keys()
+    assert not {f"{name}Config".lower() for name in names} & {kind.lower() for kind in CONFIG_MAPPING_NAMES.values()}

@@ -8,7 +8,7 @@ import pytest
 
 from weft.backends.viz.formats.style import DARK, LIGHT, LOOKS, SIGNS, Paper, format_borders
 from weft.backends.viz.model.labels import KINDS
-from weft.backends.viz.model.marks import KEPT, sign_to_kind
+from weft.backends.viz.model.network import KEPT, sign_to_kind
 
 from ..colours import SIMULATED, contrast, distance, lab
 

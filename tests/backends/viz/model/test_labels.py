@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.backends.viz.model.labels import Label, choose_title, describe_sizes, label_part
-from weft.backends.viz.model.marks import CHANGED, NEW, REMOVED, Mark
-from weft.backends.viz.model.network import Vertex, Weight
+from weft.backends.viz.model.network import CHANGED, NEW, REMOVED, Mark, Vertex, Weight
 from weft.backends.viz.model.outline import PicturePart
 from weft.frontends.app.api.draw.pictures import draw
 from weft.frontends.app.api.rewrite import rewrite

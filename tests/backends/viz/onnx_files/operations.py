@@ -6,7 +6,7 @@ from typing import Any
 
 from onnx import helper
 
-from weft.backends.viz.onnx_files.types import OnnxOperation
+from weft.backends.viz.onnx_files.onnx_constants import OnnxOperation
 
 
 def operation(kind: str, inputs: str, outputs: str, name: str = "", **attrs: Any) -> OnnxOperation:

@@ -13,8 +13,7 @@ from weft.backends.viz.formats.svg import render_svg
 from weft.backends.viz.layout.coordinates import place_shapes
 from weft.backends.viz.layout.font import measure_text
 from weft.backends.viz.layout.scene import ALL, Shape
-from weft.backends.viz.model.marks import sign_to_kind
-from weft.backends.viz.model.network import Network, build_network
+from weft.backends.viz.model.network import Network, build_network, sign_to_kind
 from weft.backends.viz.model.part_costs import Totals, compute_totals
 from weft.backends.viz.web.diff import build_sheet, convert_totals, join_pictures, select_open_parts
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from weft.backends.viz.model.devices import DEVICES
+from weft.backends.viz.model.work import DEVICES
 from weft.frontends.app.api.inspect.breakdown import compute_part_costs
 
 from ....sampling import each

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.torch.transformers.config_fields.expressions import ConfigValue
 from weft.backends.torch.transformers.config_fields.size_names import (
     SOFTCAP_DIVISION,
+    ConfigValue,
     Fields,
     SizeNames,
     find_attention,
     get_attention_kind,
     map_logit_nodes,
+    write_expression,
 )
 from weft.backends.torch.transformers.lower.lower_base_and_head import lower_sides
 from weft.ir import Graph, Node
-from weft.ir.types.sizes import sym
+from weft.ir.types.sizes import Size, evaluate, floordiv, sym
 
 from .....lowered import forms
 from ..tiny import base_of, graph_of
@@ -118,3 +121,37 @@ def test_fields_of_the_encoder_have_its_prefix() -> None:
 
 def test_sizes_are_symbols() -> None:
     assert Fields().choose_size("hidden_size", 32) == sym("hidden_size")
+
+
+H, N, D = sym("hidden_size"), sym("num_heads"), sym("head_dim")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (7, "7"),
+        (H, "config.hidden_size"),
+        (D * N, "config.num_heads * config.head_dim"),
+        (N * 2, "2 * config.num_heads"),
+        (D * D, "config.head_dim ** 2"),
+        (N + -1, "(config.num_heads - 1)"),
+        (floordiv(H, N), "((config.hidden_size // config.num_heads))"),
+    ],
+)
+def test_expressions_read_the_config(size: Size, text: str) -> None:
+    assert write_expression(size) == text
+    values = {"hidden_size": 32, "num_heads": 4, "head_dim": 6}
+    assert eval(text, {"config": SimpleNamespace(**values)}) == evaluate(size, values)
+
+
+def test_config_values_compute_and_print_their_expression() -> None:
+    heads, kv = ConfigValue(8, N), ConfigValue(4, sym("kv"))
+    groups = heads // kv
+    assert isinstance(groups, ConfigValue) and int(groups) == 2
+    assert f"{heads - 1}" == "(config.num_heads - 1)" and int(heads - 1) == 7
+    assert "config.num_heads // config.kv" in repr(groups)
+    width = ConfigValue(24, N * D) // ConfigValue(4, N)
+    assert (int(width), str(width)) == (6, "config.head_dim")
+    assert int(ConfigValue(8, N) // heads) == 1
+    rest = 32 // heads
+    assert int(rest) == 4 and "32 // config.num_heads" in str(rest)
