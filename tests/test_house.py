@@ -154,7 +154,7 @@ OWN_JSON = {
     "backends/runtime/text/chat_worker.py",
     "backends/torch/package/shipped/load.py",
     "backends/viz/web/plain.py",
-    "backends/viz/web/pipeline_page.py",
+    "backends/viz/web/diff.py",
     "backends/viz/layout/font.py",
 }
 

@@ -15,7 +15,7 @@ from weft.passes.analysis.states import find_state_inputs, has_cache, limit_sour
 from ..options import ARITHMETIC, KEEP_BLOCKS, Options, make_no_effect_error
 from ..target import MODEL, Backend
 from ..weights import summarize_weights
-from . import cuda, export, genai
+from . import export, genai
 from .lowerings import kept as kept_blocks
 from .lowerings import moe as experts
 
@@ -53,7 +53,7 @@ class OnnxFolder:
         }
         models = self._models.values()
         self._uncapturable = (
-            [s for b in models for s in cuda.list_uncapturable(b.model)] if target.device == "cuda" else []
+            [s for b in models for s in export.list_uncapturable(b.model)] if target.device == "cuda" else []
         )
         self.trace = [*(line for b in models for line in b.trace), *self._uncapturable]
         self.weight_bytes = export.count_weight_bytes(models)

@@ -21,9 +21,8 @@ from .ops import compact_caches
 from .package import source_folder as export
 from .package.explain import explain_cpu, explain_step
 from .program import block_params as blocks
-from .program.stateful_nodes import check_cache_writes, find_cached_nodes
+from .program.stateful_nodes import check_cache_writes, find_cached_nodes, find_rolling_capacity
 from .program.statements import TORCH_NAMES
-from .program.token_positions import find_rolling_capacity
 
 WIDENING_NOTE = "on a CPU, weights in FP8 and FP4 are dequantized for every token: this saves memory but costs time"
 BF16_NOTE = "on a CPU quantized weights are fastest in bf16: --dtype bf16"

@@ -15,8 +15,7 @@ from weft.ir.graph import Node
 
 from ..program.snippets import IMPORTS, read_library
 from ..program.statements import TOP, ParamRef, Program, Statement, Submodule, Var, relative_to
-from .class_names import list_own_nodes, name_classes
-from .docstrings import write_class_doc
+from .docstrings import list_own_nodes, name_classes, write_class_doc
 from .method_writer import MethodWriter, write_attribute, write_periodic_list
 from .structure import Method, ModuleCall
 from .value_names import NamedOperand

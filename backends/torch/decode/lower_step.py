@@ -16,9 +16,8 @@ from weft.passes.edits.legalization import Accepts
 from ..codegen.method_writer import write_attribute
 from ..codegen.structure import Loop, Method, ModuleCall, group_statements
 from ..lower.lower import LoweredGraph, emit_nodes, find_last_mixing, list_refusals, select_live_statements
-from ..program.stateful_nodes import find_cached_nodes
+from ..program.stateful_nodes import add_cache_advance, find_cached_nodes, find_rolling_capacity
 from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Submodule, Var
-from ..program.token_positions import add_cache_advance, find_rolling_capacity
 from .step_emitter import STEPS, TICKETS, Implementation, StepEmitter
 
 

@@ -21,9 +21,8 @@ from weft.passes.analysis.states import find_cache_owner, find_caches
 from ..codegen.method_writer import write_attribute
 from ..program.block_params import find_layout
 from ..program.emitter import Emitter, choose_name
-from ..program.stateful_nodes import find_cached_nodes, find_key_bias_nodes
+from ..program.stateful_nodes import emit_query_positions, find_cached_nodes, find_key_bias_nodes
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
-from ..program.token_positions import emit_query_positions
 
 TICKETS = Submodule("tickets", "Tickets")
 Refusal = Callable[[torch.dtype], "str | None"]  # why no kernel takes weights of this dtype, or None

@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.ir.graph import Node
 
-from ..codegen.class_names import list_calls
 from ..codegen.classes import ClassWriter
+from ..codegen.docstrings import list_calls
 from ..codegen.method_writer import MethodWriter, write_attribute, write_periodic_list
 from ..codegen.model_source import format_source, load_template
 from ..codegen.structure import Method

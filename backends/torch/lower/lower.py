@@ -15,9 +15,14 @@ from weft.passes.edits.legalization import Accepts
 
 from ..program.emitter import Emitter
 from ..program.registry import LOWERINGS
-from ..program.stateful_nodes import find_cached_nodes, find_cross_attentions, find_key_bias_nodes
+from ..program.stateful_nodes import (
+    add_cache_advance,
+    begin_forward,
+    find_cached_nodes,
+    find_cross_attentions,
+    find_key_bias_nodes,
+)
 from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Submodule, Var, is_inside
-from ..program.token_positions import add_cache_advance, begin_forward
 
 E = TypeVar("E", bound=Emitter)
 

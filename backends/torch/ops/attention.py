@@ -10,8 +10,8 @@ from weft.passes.analysis.states import find_caches
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
+from ..program.stateful_nodes import emit_query_positions, emit_written_positions, find_rolling_capacity
 from ..program.statements import CacheSlot, Operand, Var
-from ..program.token_positions import emit_query_positions, emit_written_positions, find_rolling_capacity
 from .calls import FunctionCall
 from .compact_caches import add_scales, emit_rounded_keys, find_scales
 from .elementwise import format_number

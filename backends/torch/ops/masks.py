@@ -15,14 +15,14 @@ from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
-from ..program.statements import Operand, Var
-from ..program.token_positions import (
+from ..program.stateful_nodes import (
     emit_first_position,
     emit_key_positions,
     emit_query_positions,
     emit_rolling_positions,
     find_rolling_capacity,
 )
+from ..program.statements import Operand, Var
 from .calls import FunctionCall
 from .elementwise import TEXTS
 

@@ -8,8 +8,8 @@ from weft.passes.analysis.states import EMBEDDED
 
 from ..program.emitter import Emitter, choose_name
 from ..program.registry import lowering
+from ..program.stateful_nodes import emit_key_positions
 from ..program.statements import Operand, Var
-from ..program.token_positions import emit_key_positions
 from .calls import FunctionCall
 from .elementwise import format_number
 

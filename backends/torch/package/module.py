@@ -26,8 +26,7 @@ from ..codegen.model_source import GeneratedSource, write_source
 from ..decode.lower_step import explain_refusal
 from ..decode.step_source import write_step
 from ..lower.lower import lower
-from ..program.constants import get_stored_dtype
-from ..program.statements import TORCH_NAMES
+from ..program.statements import TORCH_NAMES, get_stored_dtype
 from .shipped.load import Failure, check_device
 from .source_folder import lower_step_of
 

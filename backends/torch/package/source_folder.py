@@ -21,7 +21,7 @@ from ..codegen.model_source import GeneratedSource, write_source
 from ..decode.lower_step import DecodeStep, lower_step
 from ..decode.step_source import write_step
 from ..lower.lower import LoweredGraph, lower
-from ..program.constants import get_stored_dtype
+from ..program.statements import get_stored_dtype
 
 STEP_FORM = "step"  # the form of the decode step
 MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"

@@ -16,8 +16,19 @@ from weft.ir.types import Shape
 from weft.ir.types.sizes import Poly, Size, SizeCall, sym
 from weft.passes.analysis.states import find_cache_owner
 
-from .constants import write_formula
-from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var
+from .statements import (
+    MOVES,
+    TOP,
+    TORCH_NAMES,
+    CacheSlot,
+    Operand,
+    ParamRef,
+    Program,
+    Statement,
+    Submodule,
+    Var,
+    write_formula,
+)
 
 
 class Emitter:

@@ -24,8 +24,8 @@ from ...block_weights import is_quantized
 from ...safetensors import Tensor, write_shards
 from ...target import MODEL
 from ...weights import StoredTensor, summarize_weights
-from ..program.constants import get_stored_dtype
 from ..program.stateful_nodes import check_cache_writes
+from ..program.statements import get_stored_dtype
 from .embedding import write_embedding
 from .engines.plans import make_plans
 from .engines.refusals import explain_engines, find_refusals

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from ..layout.coordinates import PlacedShape
 from ..layout.font import join_lines
 from ..model.outline import PicturePart
-from .sheet import Sheet, describe_picture
-from .style import EVERY, LIGHT
+from .style import EVERY, LIGHT, Sheet, describe_picture
 
 SPECIAL_DOT, SPECIAL_MERMAID = re.compile(r'["\\]'), re.compile(r"""["#&<>`\\\[\]{}|]""")
 OPEN = "open"  # the Mermaid class of open parts

@@ -10,8 +10,7 @@ from ..layout.coordinates import GAP, HEAD, PAD, PlacedShape, Point, place_shape
 from ..layout.font import format_font_faces, measure_text, wrap_text
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
-from .sheet import Sheet, describe_picture
-from .style import EVERY, SIGNS, format_borders, list_colours
+from .style import EVERY, SIGNS, Sheet, describe_picture, format_borders, list_colours
 
 MARGIN, SHEET_GAP, SHEET = 28.0, 40.0, 320.0  # the margin, the gap between picture and sheet, the width of a sheet
 NAMES, ROW = 120.0, 18.0  # the width of the names on a sheet, the height of its lines

@@ -14,8 +14,7 @@ from weft.ir.readable import format_count
 from ..layout.coordinates import PlacedShape
 from ..layout.font import join_lines
 from ..model.outline import PicturePart
-from .sheet import Sheet
-from .style import EVERY
+from .style import EVERY, Sheet
 
 WIDE = 100_000  # columns, so that no line of a file is cut or wrapped
 

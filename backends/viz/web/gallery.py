@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formats import style
-from ..formats.sheet import Sheet, describe_picture
+from ..formats.style import Sheet, describe_picture
 from ..formats.svg import ARROW, draw_contents, format_rules, measure_drawing
 from ..layout.coordinates import place_shapes
 from ..layout.font import format_font_faces

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate_costs
-from weft.backends.torch.transformers.scale.split import Split
+from weft.backends.torch.transformers.scale.shards import Split
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.frontends.app.api.inspect.parallel import list_device_rows, list_traffic_rows, summarize_split
 from weft.ir.errors import WeftError

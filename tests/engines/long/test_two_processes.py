@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.torch.transformers.scale.split import Split
+from weft.backends.torch.transformers.scale.shards import Split
 
 from ..scale.checks import pipeline_and_check, run_and_check, train_and_check
 from ..scale.models import MODELS

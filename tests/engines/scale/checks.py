@@ -11,7 +11,7 @@ import transformers
 from packaging.version import Version
 
 from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate_costs
-from weft.backends.torch.transformers.scale.split import Split
+from weft.backends.torch.transformers.scale.shards import Split
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph
 

@@ -13,8 +13,8 @@ from ...kernels import decode_attention, latent_decode, latent_qk
 from ...kernels.shared.launch import DTYPES
 from ...ops.calls import FunctionCall
 from ...ops.compact_caches import make_scale_refs
+from ...program.stateful_nodes import find_rolling_capacity
 from ...program.statements import CacheSlot, Operand, Var
-from ...program.token_positions import find_rolling_capacity
 from ..step_emitter import Refusal, StepEmitter, step_lowering
 from .step_linear import refuse_gemv
 

@@ -14,10 +14,9 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes.analysis.states import find_caches
 from weft.passes.library.target.sides import ENCODER, HIDDEN, MASK
 
-from ...program.constants import write_formula
 from ...program.emitter import Emitter
 from ...program.stateful_nodes import find_cached_nodes
-from ...program.statements import TOP, CacheSlot, Operand, Statement, Var
+from ...program.statements import TOP, CacheSlot, Operand, Statement, Var, write_formula
 from ..config_fields.size_names import (
     SOFTCAP_DIVISION,
     Fields,

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from weft.backends.alignment.layer_alignment import find_layer
-from weft.backends.alignment.traces import ValueTrace, arrange, compute_error
-from weft.backends.alignment.values import align_traces
+from weft.backends.alignment.traces import ValueTrace, align_traces, arrange, compute_error
 from weft.ir.errors import WeftError
 from weft.passes.runner import Progress
 

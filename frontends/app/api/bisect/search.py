@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.backends.alignment.traces import Operation, ValueTrace, arrange, compute_error
-from weft.backends.alignment.values import AlignedTrace, find_counterpart
+from weft.backends.alignment.traces import AlignedTrace, Operation, ValueTrace, arrange, compute_error, find_counterpart
 
 from .hypotheses import Cause, Region
 from .symptoms import VAGUE, Symptom, list_symptoms

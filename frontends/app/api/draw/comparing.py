@@ -12,7 +12,7 @@ from weft.backends.viz.compare.networks import compare_networks, mark_place
 from weft.backends.viz.model.network import Network, build_network
 from weft.backends.viz.model.part_costs import compute_totals
 from weft.backends.viz.web import diff
-from weft.backends.viz.web.pipeline_page import PipelineStep, render_steps
+from weft.backends.viz.web.diff import PipelineStep, render_steps
 from weft.ir.errors import WeftError
 from weft.ir.storage import replace_file
 from weft.passes.report import Report

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.style import Sheet
 from weft.backends.viz.formats.svg import render_svg
 from weft.backends.viz.layout.coordinates import PlacedShape, place_shapes
 from weft.backends.viz.layout.scene import Shape, select_open

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from weft.backends.block_weights import count_packed_bytes, find_quantized_layout
-from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.style import Sheet
 from weft.backends.viz.model.network import Network
 from weft.ir import Graph
 from weft.ir.readable import format_bytes, format_count

@@ -35,7 +35,7 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
     """
     import_torch()
     from weft.backends.torch.transformers.scale.estimate import estimate_costs
-    from weft.backends.torch.transformers.scale.split import Split
+    from weft.backends.torch.transformers.scale.shards import Split
     from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 
     degrees = Split.parse(split)

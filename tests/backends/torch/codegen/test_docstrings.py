@@ -37,3 +37,23 @@ def test_docstring_of_a_model_names_its_imports(name: str, needed: str) -> None:
     text = write_source(lower(graph_of(name))).text
     assert f"needs {needed}" in text
     assert ("from kernels." in text) == ("kernels" in needed)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("family/llama-gqa-tied", "Attention FeedForward Block Model"),
+        ("family/gemma3", "WindowAttention FeedForward WindowBlock Attention GlobalBlock Model"),
+        ("family/smollm3", "Attention FeedForward Block NoPEAttention NoPEBlock Model"),
+        ("family/deepseek-v3", "LatentAttention FeedForward DenseBlock Experts Shared MoE MoEBlock Model"),
+        ("family/jamba", "Mamba FeedForward MambaBlock Attention Experts MoE MoEBlock AttentionBlock Model"),
+        (
+            "family/bart",
+            "EncoderAttention EncoderFeedForward EncoderBlock Encoder "
+            "DecoderAttention CrossAttention DecoderFeedForward DecoderBlock Decoder Model",
+        ),
+        ("family/albert", "Attention FeedForward Block BlockGroup Model"),
+    ],
+)
+def test_classes_are_named_after_the_ops_that_differ(name: str, wanted: str) -> None:
+    assert " ".join(class_docs(graph_of(name))) == wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.style import Sheet
 from weft.backends.viz.layout.coordinates import PlacedShape, place_shapes
 from weft.backends.viz.layout.scene import ALL, Shape, build_scene, list_default_open
 from weft.backends.viz.model.network import Network, Vertex

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from weft.backends.viz.formats.flowcharts import find_links, render_dot, render_mermaid
-from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.style import Sheet
 from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet
 
 from ..formats.placed import BARE, ODD, ODD_LINE, PRESETS, place_default, place_everything, place_odd_name

@@ -6,11 +6,13 @@ import itertools
 
 import pytest
 
-from weft.backends.viz.formats.style import DARK, LIGHT, LOOKS, SIGNS, Paper, format_borders
+from weft.backends.viz.formats.style import DARK, LIGHT, LOOKS, SIGNS, Paper, Sheet, describe_picture, format_borders
+from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.labels import KINDS
-from weft.backends.viz.model.network import KEPT, sign_to_kind
+from weft.backends.viz.model.network import KEPT, Network, sign_to_kind
 
 from ..colours import SIMULATED, contrast, distance, lab
+from ..pages import drawn
 
 TEXT, LINES = 4.5, 3.0  # WCAG 2.2 AA, 1.4.3 and 1.4.11
 
@@ -105,3 +107,14 @@ def test_signs_are_distinct_by_mark_and_border() -> None:
     assert len({(look.wide, look.dashes) for look in SIGNS.values()}) == len(SIGNS)
     rules = format_borders("rect.{kind}").splitlines()
     assert len(rules) == len(SIGNS) - 1 and not any(sign_to_kind(KEPT) in rule for rule in rules)
+
+
+def test_description_lists_facts_then_parts_without_sums() -> None:
+    sheet = Sheet("gpt2", "a decoder", (("Parameters", "124,439,808"), ("Context", "1,024")))
+    described = describe_picture(drawn("gpt2"), sheet)
+    assert described.startswith("a decoder. Parameters: 124,439,808. Context: 1,024. Parts: input_ids; ")
+    assert "layers 0-11 × 12 of LayerNorm, Multi-head attention, LayerNorm, " in described and "+" not in described
+
+
+def test_description_without_a_sheet_or_parts() -> None:
+    assert describe_picture(build_scene(Network("empty", (), {}, {})), None) == "Parts: ."

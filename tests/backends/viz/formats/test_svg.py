@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.backends.viz.formats.sheet import Sheet
-from weft.backends.viz.formats.style import LOOKS, list_colours
+from weft.backends.viz.formats.style import LOOKS, Sheet, list_colours
 from weft.backends.viz.formats.svg import render_svg
 from weft.backends.viz.layout.coordinates import place_shapes
 from weft.backends.viz.layout.font import measure_text

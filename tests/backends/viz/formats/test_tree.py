@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.style import Sheet
 from weft.backends.viz.formats.tree import render_plain_tree
 from weft.backends.viz.layout.coordinates import PlacedShape
 from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.torch.transformers.engines.plans import make_plans
+from typing import Any
+
+import pytest
+
+from weft import Attention, Block, Decoder, GatedMLP, LearnedPositions, RMSNorm, RoPE
+from weft.backends.torch.transformers.engines.plans import make_plans, plan_pipeline
 from weft.backends.torch.transformers.lower.lower_base_and_head import lower_sides
+from weft.backends.torch.transformers.modeling.base import BaseModel
 from weft.backends.torch.transformers.modeling.modeling_file import write_modeling
 
 from .....lowered import forms
-from ..tiny import plans_of
+from ..tiny import base_of, plans_of
 
 
 def test_layers_share_the_entries_of_the_tensor_plan() -> None:
@@ -48,3 +53,28 @@ def test_layers_with_equal_names_must_be_divided_alike() -> None:
     assert plans.undivided["layers.0.attn"] == "layers that are divided otherwise have parts of the same names"
     assert set(plans.units) == {"layers.0.ffn.down", "layers.1.ffn.down"}
     assert not any("attn" in path for path in plans.by_name["base_model_tp_plan"])
+
+
+HIDDEN = (["hidden_states"], ["hidden_states"])
+
+
+def base_with(**options: Any) -> BaseModel:
+    graph = Decoder(60, 32, 2, Block(Attention(4), GatedMLP(48), RMSNorm()), **options).graph()
+    return write_modeling(lower_sides(forms(graph, "transformers")), "Tiny", "tiny").bases[0]
+
+
+@pytest.mark.parametrize("name", ["dense", "windows", "mamba"])
+def test_stages_are_embedding_layers_and_norm(name: str) -> None:
+    assert plan_pipeline(base_of(name)) == {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": HIDDEN,
+    }
+
+
+def test_learned_positions_compute_the_input_of_the_layers() -> None:
+    assert plan_pipeline(base_with(positions=LearnedPositions(20))) == "positions computes the input of its layers"
+
+
+def test_layers_that_read_the_embeddings_are_one_stage() -> None:
+    assert plan_pipeline(base_of("alibi")) == "its layers also read the embeddings"

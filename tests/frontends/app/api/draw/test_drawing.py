@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from weft import MLP, Attention, Block, Decoder
-from weft.backends.viz.formats.sheet import Sheet
-from weft.backends.viz.formats.style import DARK, LIGHT
+from weft.backends.viz.formats.style import DARK, LIGHT, Sheet
 from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.network import build_network
 from weft.frontends.app.api.draw.drawing import Drawing, PictureOptions
