@@ -227,8 +227,7 @@ class _Region:
 
 
 def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
-    """Return `regions` in groups that one pass over the checkpoint can write: regions with the same recipe, or the
-    parts (codes, scales, zero points) of one quantized weight."""
+    """Return `regions` in groups that one pass can write: with one recipe, or parts of one quantized weight."""
     bundles: dict[object, list[_Region]] = {}
     for region in regions:
         part = find_stored_part(region.weight.recipe)

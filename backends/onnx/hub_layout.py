@@ -121,8 +121,7 @@ class HubFolder(OnnxFolder):
         return []
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
-        """Write the models and their configuration into `folder`, or only the models if it has a configuration, which
-        then also names them."""
+        """Write the models into `folder`, and their configuration unless it has one, which then names them."""
         (folder / "onnx").mkdir(exist_ok=True)
         written = {
             file: export.write_models({file: built}, folder, step, f"{file}_data", MOST_BYTES)
@@ -211,8 +210,7 @@ def _rename_caches(graph: onnx.Graph) -> None:
 
 
 def _list_sizes(graph: Graph) -> dict[str, Any]:
-    """Return the sizes of caches by the config keys of a llama, or of a bart for an encoder-decoder. They fit the
-    caches of `graph`, so hidden_size may differ from that of the model."""
+    """Return the config keys of a llama (or bart) with the sizes of the caches of `graph`, not of the model."""
     layers = make_cache_records(find_state_inputs(graph))
     heads, width = layers[0]["kv_heads"], layers[0]["head_dim"]
     if graph.meta["kind"] == "decoder":

@@ -54,8 +54,7 @@ def prepack(folder: Path, name: str = MODEL) -> int:
 
 
 def _save_packed(model: Path, out: Path) -> Any:
-    """Let ONNX Runtime write `model` with packed weights into the folder `out`; return the written onnx.ModelProto
-    without its external data."""
+    """Return `model`, written by ONNX Runtime with packed weights into the folder `out`, without external data."""
     import onnx
 
     ort = import_onnxruntime()

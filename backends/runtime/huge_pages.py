@@ -55,8 +55,7 @@ def _read_page_size() -> int:
 
 
 def _list_anonymous_ranges() -> Ranges:
-    """Return (first address, exclusive end address) of each private writable anonymous mapping and of the heap, in
-    ascending order; [] if the system does not list them."""
+    """Return (start, exclusive end) of private writable anonymous mappings and the heap, ascending; [] if unknown."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -203,8 +203,7 @@ class _Position(Operators["_Position"]):
 
 
 def _emit_conditions(e: OnnxEmitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
-    """Return the conditions on positions, boolean tensors [batch or 1, 1, seq, keys], that all hold for a visible key
-    of `node`. If there are none, return one that is always true."""
+    """Return the conditions, bool [batch or 1, 1, seq, keys], all true for a visible key; never empty."""
     query, key = _Position(e, query_at), _Position(e, key_at)
     conditions = VisibleKeys.from_attrs(node.attrs).conditions(query, key, equal=_Position.equal)
     return [condition.value for condition in conditions or [abs(query - key) >= 0]]

@@ -200,8 +200,7 @@ def decode_scales(e: OnnxEmitter, weight: Param, transposed: bool = False) -> on
 
 
 def _count_sums_padding(e: OnnxEmitter, width: int, group: int) -> int:
-    """Return the number of zeros to append to the group sums of `width` activations: on CUDA up to a full group, which
-    some kernels need; on a CPU none."""
+    """Return the zeros to append to group sums: on CUDA up to a full group, which some kernels need."""
     sums = -(-width // group)
     return 0 if e.target.device == "cpu" else -sums % group
 

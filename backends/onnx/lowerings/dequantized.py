@@ -257,8 +257,7 @@ def _choose_part_dtype(layout: BlockLayout, name: str) -> DType:
 
 
 def _cast_scales(e: OnnxEmitter, weight: Param, layout: BlockLayout, part: Out | None, name: str) -> Out | None:
-    """Return `part`, the part `name` of `weight`. Scales (`name` is "steps") are cast to the dtype of `weight` if they
-    are stored in another: f16 takes half the bytes of f32."""
+    """Return `part`; scales ("steps") stored in another dtype, as f16 takes half the bytes, are cast."""
     if name != "steps" or _choose_scale_dtype(layout) == weight.type.dtype:
         return part
     return e.cast(part, weight.type.dtype)

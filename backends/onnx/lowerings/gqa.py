@@ -36,8 +36,7 @@ def _find_absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
 
 
 def _absorb_producers(node: Node) -> tuple[Value, Value | None, Value | None, Node | None]:
-    """Return (query, key, value, the RoPE node of the query that the kernel absorbs, or None). If key and value are
-    None, the query is the packed projection of all three."""
+    """Return (query, key, value, absorbed RoPE or None); key and value are None if the query packs all three."""
     q, k, v, rope = node.required_operand("q"), node.required_operand("k"), node.operand("v"), None
     if (ropes := _find_absorbable_ropes(node)) is not None:
         rope, (q, k) = ropes[0], (r.required_operand("x") for r in ropes)

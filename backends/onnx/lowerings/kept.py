@@ -66,8 +66,7 @@ def has_rounded_activations(graph: Graph, target: Backend) -> bool:
 
 
 def list_idle_options(graph: Graph, target: Backend, options: Options) -> dict[str, str]:
-    """Return a dict from option to reason for those of KEEP_BLOCKS and ARITHMETIC that `options` sets but that have no
-    effect on `graph`."""
+    """Return option → reason for KEEP_BLOCKS and ARITHMETIC if `options` set them without effect on `graph`."""
     reasons = dict[str, str]()
     if all(map(is_quantized, list_kept_weights(graph, target))):
         refusals = (quantized.find_product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)

@@ -47,8 +47,7 @@ def add_bias(e: OnnxEmitter, y: Out, node: Node) -> Out:
 
 
 def _emit_vector(e: OnnxEmitter, node: Node, name: str, fill: float) -> Out:
-    """Return the operand `name` (scale or bias) of the norm `node`; if it is absent, a constant vector of `fill`,
-    because ONNX operators require it."""
+    """Return the operand `name` of a norm, or a constant `fill`, because ONNX operators require it."""
     x, vector = node.required_operand("x"), node.operand(name)
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 

@@ -184,8 +184,7 @@ class RunningBatch(Batch):
             self.waiting.append(answer)
 
     def _save_prompts(self) -> None:
-        """Store the caches of prompts that are complete since the last call: now, because their tokens have been sent.
-        Snapshots of states are stored only at the end of an answer."""
+        """Store caches of newly complete prompts: now, as their tokens have been sent; snapshots only at the end."""
         for at, row in enumerate(self._rows if self.decoder.can_rewind else ()):
             if row is not None and row.decodes and not row.is_saved:
                 assert self._context is not None
@@ -195,8 +194,7 @@ class RunningBatch(Batch):
     # -- steps
 
     def _decode(self) -> list[Answer]:
-        """Run one step of all decoding rows; return the answers that failed for lack of memory, then those that got a
-        token or an error of their own."""
+        """Run one step of all decoding rows; return answers without memory, then those with a token or an error."""
         failed: list[Answer] = []
         while rows := [at for at, row in enumerate(self._rows) if row is not None and row.decodes]:
             lengths = [self._count_cached(at) for at in rows]
@@ -226,8 +224,7 @@ class RunningBatch(Batch):
         return failed + answers
 
     def _get_drafts(self, rows: Sequence[int]) -> ThriftyDrafts | None:
-        """Return the source of drafts of the row in `rows`, a new one at first; None if there are several rows or it
-        samples."""
+        """Return the source of drafts of the only row, created once; None if there are several or it samples."""
         row = self._get_row(rows[0])
         if not self._prompt_lookup or len(rows) > 1 or row.answer.sampler.sampling.temperature:
             return None

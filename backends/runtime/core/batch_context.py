@@ -177,8 +177,7 @@ class BatchContext(ABC):
         self.lengths[:], self._ids[:] = self.lengths[rows], self._ids[rows]
 
     def copy_from(self, other: Self) -> None:
-        """Copy the tokens, caches and states of `other` into this context. `other` has the same batch size, and at most
-        the same capacity."""
+        """Copy the tokens, caches and states of `other`, of the same batch and at most the same capacity."""
         self.discard_step()
         other.discard_step()
         used = int(other.lengths.max())
@@ -202,8 +201,7 @@ class BatchContext(ABC):
             return [part.clone() if hasattr(part, "clone") else part.copy() for part in parts]  # PyTorch, numpy
 
     def write_row(self, row: int, tokens: Sequence[int], parts: Iterable[tuple[int, Sequence[Any]]]) -> None:
-        """Replace the tokens of batch row `row` by `tokens`; `parts` has results of `read_row` for these tokens, each
-        with its first slot."""
+        """Replace the tokens of row `row`; `parts` has (first slot, result of `read_row`) for the new `tokens`."""
         self.clear_row(row)
         with self._open_tensors(row) as tensors:
             for start, values in parts:
@@ -225,8 +223,7 @@ class BatchContext(ABC):
         self.lengths[rows] += 1
 
     def _append_tokens(self, first: int, parts: Sequence[Sequence[int]], every: bool = False) -> NDArray[Any]:
-        """Append the tokens `parts[i]` to row `first + i` for each i; return the logits of `_run_tokens`. Raises
-        WeftError if a row would exceed the capacity."""
+        """Append `parts[i]` to row `first + i`; return logits as `_run_tokens`. Raises WeftError if one is full."""
         past = self.lengths[first : first + len(parts)]
         total = past + np.array([len(part) for part in parts])
         if int(total.max()) > self.capacity:
@@ -257,8 +254,7 @@ class BatchContext(ABC):
         self.lengths[:] = lengths
 
     def _begin_rows(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """Return the tokens that each row begins with: `prompts`. An encoder-decoder encodes `prompts` here, and
-        returns its start token for each row."""
+        """Return the tokens that rows begin with; an encoder-decoder encodes `prompts`, returns start tokens."""
         return prompts
 
     def _prepare_prefill(self, calls: int) -> None:  # noqa: B027 - some have nothing to prepare

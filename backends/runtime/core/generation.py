@@ -370,8 +370,7 @@ class Generator:
 
     @contextmanager
     def _open_context(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
-        """Yield (a context for `prompts` with room for `most` tokens per row, the number of prompt tokens that the
-        context has cached already)."""
+        """Yield (a context for `prompts` of `most` tokens per row, the number of prompt tokens already cached)."""
         with self.decoder.context(len(prompts), most) as context:
             yield context, 0
 

@@ -276,8 +276,7 @@ def _float32(number: float) -> np.float32:
 
 
 def _apply_temperature(logits: Floats, temperature: float) -> Floats:
-    """Return `logits` / `temperature`; if the quotient might overflow float32, shift the largest logit to 0 before, so
-    that low temperatures converge to the most likely token."""
+    """Return `logits` / `temperature`, with the largest shifted to 0 before if the quotient might overflow."""
     divisor = _float32(temperature)
     with np.errstate(over="ignore"):
         scores: Floats = logits / divisor

@@ -31,8 +31,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` tokens that may follow `tokens`, the prompt and the answer so far. From call to call
-        `tokens` only grows."""
+        """Return at most `most` tokens that may follow `tokens`, prompt and answer, which grow from call to call."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release resources; the drafter must not be used afterwards."""

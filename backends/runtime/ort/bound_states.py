@@ -232,8 +232,7 @@ class StateBuffers:
         self._row_copies[first : None if rows is None else first + rows] = self.copy_index
 
     def sync_rows(self, first: int, rows: int, copy: int | None = None) -> None:
-        """Set `copy_index` to `copy` (None: unchanged), and move the current states of `rows` batch rows from row
-        `first` on to that copy."""
+        """Set `copy_index` to `copy` (None: unchanged); move states of `rows` rows from `first` on to that copy."""
         self.copy_index = self.copy_index if copy is None else copy
         for row in np.flatnonzero(self._row_copies[first : first + rows] != self.copy_index) + first:
             for copies in (c for state, c in zip(self._states, self._buffers, strict=True) if state.recurrent):

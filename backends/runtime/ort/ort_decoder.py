@@ -320,8 +320,7 @@ class OrtContext(BatchContext):
         self._steps_of = {None: self._bind_step(None)}
 
     def _bind_step(self, rows: int | None) -> list[tuple[Any, Any]]:
-        """Bind a step of the first `rows` rows (None: all); return (IO binding, run options) for each copy of the
-        recurrent states that a step may read."""
+        """Return (IO binding, run options) of a step of `rows` rows (None: all) for each copy of the states."""
         session, steps = self.model.session, []
         for copy in range(self._memory.copy_count):
             binding = session.new_binding()

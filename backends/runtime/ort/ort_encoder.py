@@ -185,8 +185,7 @@ class EncoderModel(ABC):
         return prompt if prompt is not None else prompts[name] if name is not None else ""
 
     def _tokenize(self, inputs: Sequence[object], prompt: str, truncate: bool) -> list[list[int]]:
-        """Return the token ids of each of `inputs`: a string is tokenized with the prefix `prompt`, token ids are
-        checked. With `truncate`, all are cut to the maximum length."""
+        """Return token ids of `inputs`, strings with the prefix `prompt`; with `truncate`, cut to the maximum."""
         limit = self.max_length if truncate else None
         texts = [prompt + text for text in inputs if isinstance(text, str)]
         encoded = iter(self.tokenizer.encode_batch(texts, limit) if texts else [])

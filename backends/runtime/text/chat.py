@@ -150,8 +150,7 @@ class Renderer(AbstractContextManager["Renderer"]):
 
 
 def _start_process(script: Sequence[str | Path], errors: int) -> subprocess.Popen[bytes]:
-    """Start a Python process of `script` (path and arguments) with pipes for stdin and stdout; stderr goes to `errors`,
-    a constant of subprocess. Return the process."""
+    """Start Python on `script` (path and arguments) with pipes; stderr goes to `errors`, as in subprocess."""
     # -P keeps the worker's folder off the module path: its file names would shadow imported modules
     command = [sys.executable, "-P", *map(str, script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -233,8 +232,7 @@ def get_token_text(token: Any) -> str | None:
 
 
 def _normalize_message(message: Message) -> dict[str, Any]:
-    """Return `message` without keys whose value is None; its reasoning, if any, is stored as both "thinking" and
-    "reasoning_content", the names that templates use."""
+    """Return `message` without None; its reasoning is in both "thinking" and "reasoning_content" of templates."""
     entries = {key: value for key, value in message.items() if value is not None}
     reasoning = next((entries[key] for key in _REASONING if key in entries), None)
     return entries if reasoning is None else {"thinking": reasoning, **entries, "reasoning_content": reasoning}

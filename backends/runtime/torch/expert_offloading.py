@@ -32,8 +32,7 @@ MAX_PINNED_SHARE = 0.5  # share of the host's available memory that pinned weigh
 
 
 class ExpertStore(ABC):
-    """An LRU cache of the experts of one mixture: at most `most` are on the device. `stacks` are their weights, each
-    [experts, ...]."""
+    """An LRU cache of a mixture's experts, at most `most` on the device; `stacks`: their weights [experts, ...]."""
 
     def __init__(self, stacks: Sequence[Tensor], most: int) -> None:
         self.stacks, self.count = stacks, len(stacks[0])

@@ -112,8 +112,7 @@ def join_sources(cache: Any, of: list[Any]) -> None:
 
 
 def _concatenate(parts: list[Any]) -> Tensor | None:
-    """Return the tensors `parts` concatenated along axis 0, zero-padded to the largest size of each other axis; None if
-    the items of `parts` are None."""
+    """Concatenate `parts` along axis 0, zero-padded to the largest size of other axes; None if parts are None."""
     if parts[0] is None:
         return None
     sizes = [max(sizes) for sizes in zip(*(p.shape for p in parts), strict=True)][1:]

@@ -103,8 +103,7 @@ class SamplingOrtContext(SamplingContext, OrtContext):
         self.steps.positions.copy_(torch.from_numpy(positions))
 
     def _run(self, ids: Tensor, positions: Tensor, _: Any) -> Tensor:
-        """Queue a step of all rows with `ids` and `positions` [batch, 1]; return the tensor that will contain its
-        logits, [batch, 1, vocab]."""
+        """Queue a step with `ids`, `positions` [batch, 1]; return the tensor for its logits [batch, 1, vocab]."""
         inputs = {"input_ids": ids, "position_ids": positions}
         for name, target in self._views.items():
             target.copy_(self._slots <= positions if name == "attention_mask" else inputs[name])

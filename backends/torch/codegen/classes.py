@@ -196,8 +196,7 @@ class Constructor:
         return self.construct(path, entry) if isinstance(entry, str) else "nn.Module()"
 
     def _assign_list(self, place: str, path: str, entries: dict[str, Any]) -> None:
-        """Append lines that construct the list at `path`, whose source is `place`; `entries` maps str indices to
-        members."""
+        """Append lines that construct the list at `path` with source `place`; `entries`: index to member."""
         count = max(int(k) for k in entries) + 1
         items = [entries.get(str(i)) for i in range(count)]
         params = [i for i in items if isinstance(i, ParamRef)]

@@ -259,8 +259,7 @@ def iter_operands(item: Item) -> Iterator[Operand]:
 
 
 def _roll_loops(items: list[Item]) -> list[Item]:
-    """Return `items` with each run of chained calls replaced by a loop. A run calls successive modules of a ModuleList,
-    or one module again and again."""
+    """Return `items` with loops for runs of chained calls of successive modules of a list, or of one module."""
     users = Counter(o for item in items for o in {*iter_operands(item)})
     rolled: list[Item] = []
     for run in _split_call_runs(items):

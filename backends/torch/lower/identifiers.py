@@ -38,8 +38,7 @@ def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[
 
 
 def _select_plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries (old: new) of `usual` with a free new name, whose module has only a weight and perhaps a
-    bias."""
+    """Return the entries of `usual` with a free new name, whose module has only a weight, perhaps a bias."""
     values = (v.name for n in graph.nodes for v in n.outputs)
     used = {name.partition(".")[0] for name in (*graph.params, *(n.scope for n in graph.nodes), *values)}
 
@@ -62,8 +61,7 @@ def map_parameter_names(graph: Graph) -> dict[str, str]:
 
 
 def _map_paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map each dotted name of `graph` to one whose parts are valid attribute names of modules, or indices of a
-    ModuleList. No attribute name is in `avoid`; siblings stay distinct."""
+    """Map dotted names to distinct ones of attributes of modules, not in `avoid`, or indices of a ModuleList."""
     values = (v.name for node in graph.nodes for v in node.outputs)
     names = [*graph.params, *(node.scope for node in graph.nodes), *values, *(v.name for v in graph.inputs.values())]
     tree: dict[str, dict[str, None]] = {}  # the parts below a path, in order of appearance

@@ -93,8 +93,7 @@ def _count_heads(node: Node) -> int:
 
 
 def _name_scale(node: Node, role: str) -> str:
-    """Return the path of the scale of keys or values (`role`) in the scope of `node`. Attentions of one scope that can
-    cache in FP8 are numbered from the second on."""
+    """Return the path of a scale in the scope of `node`, numbered from the second FP8 attention of a scope on."""
     cached = find_cached_nodes(node.graph)
     alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached and can_be_float8(n)]
     number = alike.index(node) + 1

@@ -88,8 +88,7 @@ def _write_expert(node: Node, names: list[str]) -> str:
 
 @lowering(ops.limit_capacity, ops.expert_choice)
 def _limit_tokens(e: Emitter, node: Node) -> Var:
-    """Emit and return a call of the snippet that has the op's name and limits each expert to a capacity in tokens. With
-    the attribute `batched`, the tokens of all batch rows compete."""
+    """Emit the snippet that limits each expert to a capacity in tokens, of all batch rows if `batched`."""
     x, limit, factor = node.required_operand(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:

@@ -144,8 +144,7 @@ def run_source(text: str) -> types.ModuleType:
 
 
 def _reduce(instance: Any) -> tuple[Any, ...]:
-    """Return the pickle reduction of an instance of a generated class: source and name of the class, attributes, and
-    the items if it is a list."""
+    """Return the pickle reduction of an instance: source and name of its class, attributes, items of a list."""
     kind = type(instance)
     text = "".join(linecache.getlines(f"<{kind.__module__}>"))
     items = iter(instance) if isinstance(instance, list) else None

@@ -142,8 +142,7 @@ def find_rolling_capacity(node: Node) -> tuple[int, int] | None:
 
 
 def _depends_on_distances(bias: Value, window: int, keep: int) -> bool:
-    """Return whether `bias` is computed from distances to `position_ids`, and each of its readers is causal with the
-    given `window` and `keep_first` = `keep`."""
+    """Return whether `bias` depends on distances, and all its readers are causal with `window` and `keep`."""
     maker = bias.producer
     keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
     expected = {"window": window, "keep_first": keep, "causal": True}

@@ -267,8 +267,7 @@ class _Arranger:
 
 
 def _order_rows(rows: list[list[Item | LineGap]], graph: nx.DiGraph) -> list[list[Item | LineGap]]:
-    """Sort each row in place to reduce line crossings, alternately by the mean position of producers and of readers,
-    and return `rows`."""
+    """Sort rows in place by mean positions of producers and readers, against crossings, and return them."""
 
     def find_neighbours(x: Item | LineGap, row: Mapping[object, float], above: bool) -> list[float]:
         if isinstance(x, LineGap):

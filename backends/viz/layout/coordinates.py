@@ -255,8 +255,7 @@ def _assign_lanes(
 
 
 def _route_line(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -> list[Point]:
-    """Return the points of `line` from `start` to `end`. The horizontal segment of a "merge" is `lower` pixels below
-    the middle of the gap."""
+    """Return the points of `line`; the horizontal segment of a "merge" is `lower` below the gap's middle."""
     (x0, _), (x1, _) = start, end
     if line.bend == "rows":
         points, x = [start], x0
@@ -274,8 +273,7 @@ def _route_line(line: Line, start: Point, end: Point, inside: _Inside, lower: fl
 
 
 def _spread_ends(around: PlacedShape, inside: _Inside) -> dict[tuple[int, int], float]:
-    """Map (source, target) of each line, except rails, to the horizontal distance in pixels of its end from the axis
-    of the target. Several lines to one target end at different points."""
+    """Map (source, target) of lines except rails to the offset of their ends, which differ, from the axis."""
     lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
     offsets = {(line.source, line.target): 0.0 for line in lines}
     for target, spot in [*inside.spots.items(), (END, around)]:

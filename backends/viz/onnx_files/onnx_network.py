@@ -79,8 +79,7 @@ def join_networks(halves: Sequence[Network]) -> Network:
 
 
 def _merge_ops(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
-    """Return all operations. Those of `before` whose outermost scope is also in `after` move to just before their first
-    reader in `after`."""
+    """Return all operations, those of `before` in a scope of `after` just before their first reader there."""
     shared = {v.scope.partition(".")[0] for v in after if v.scope}
     first: dict[str, int] = {}
     # Backwards, so that the first reader of a value remains.

@@ -92,8 +92,7 @@ def group_by_kind(network: Network) -> dict[Kind, list[Vertex]]:
 
 
 def abbreviate_layers(scopes: Iterable[str]) -> str:
-    """Return a short form of scopes: "layers 0–31" for layers.0.attn, layers.1.attn, …; "layers 0, 2 … 94" for every
-    second layer."""
+    """Return scopes as "layers 0–31" for layers.0.attn, layers.1.attn, …; "layers 0, 2 … 94" for every second."""
     numbers: dict[str, list[int]] = {}
     for scope in scopes:
         match = _NUMBER.match(scope)

@@ -29,8 +29,7 @@ STYLES = ("page", "charts", "diff")
 
 
 def render_page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
-    """Return the HTML page of `root`, with the shapes of the keys `opened` open. `more` extends and overrides its
-    data."""
+    """Return the HTML page of `root` with the keys `opened` open; `more` extends and overrides its data."""
     return render_shell(
         root.label.title,
         encode_json(list_common_data() | list_model_data(root, opened) | {**(more or {})}),

@@ -235,8 +235,7 @@ class _Writer:
         return " + ".join(texts), " & ".join(["there"] * any(across.values()) + ["known"] * bool(inner))
 
     def _terms(self, strides: Mapping[Axis, int]) -> list[str]:
-        """Return the terms of an offset that depend on p, the index over the axes `across`. `strides` maps axes to
-        strides in elements. Axes that are contiguous in memory share a term."""
+        """Return the terms of an offset that depend on p; axes that are contiguous in memory share one."""
         groups, below = list[tuple[int, int, int]](), self.count  # size, stride, values of p for each index
         for axis, size in self.across.items():
             below //= size
@@ -266,8 +265,7 @@ class _Writer:
         return self.variables[value]
 
     def _load(self, value: Value) -> str | None:
-        """Return the variable with `value`, as fp32, if it is a view of an input; else None. Add a line that loads it,
-        unless an earlier line loads from the same place."""
+        """Return the variable with `value` in fp32, loaded once per address; None unless a view of an input."""
         if (view := self._view(value)) is None:
             return None
         size = math.prod(_find_row_shape(self.graph.inputs[view.name])) if view.name in self.step.states else 0
@@ -280,8 +278,7 @@ class _Writer:
         return self.loaded[place]
 
     def _compute(self, value: Value) -> str:
-        """Return the variable with `value`, after adding the lines that compute it; an op that only moves elements adds
-        none of its own. Raise NoKernel if kernels lack an op."""
+        """Return the variable with `value`, after the lines that compute it. Raise NoKernel if kernels lack an op."""
         node = value.producer
         assert node is not None
         moves, operands = node.op in MOVES, [v for v in node.inputs if v is not None]
@@ -325,8 +322,7 @@ class _Writer:
 
 
 def _undo_reshapes(value: Value) -> Value:
-    """Return the value from which reshapes compute `value`, in the same order in memory. Reshapes are followed back
-    only as long as the batch is the first axis."""
+    """Return the value from which reshapes that keep the batch as the first axis compute `value`."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
         x = node.required_operand("x")

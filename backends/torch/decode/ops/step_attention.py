@@ -145,8 +145,7 @@ def _emit_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node)
 
 
 def _find_cache_operand(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
-    """Return the cache of `node` as an operand. If several attentions read it, that is a variable, emitted in `scope`
-    (None: the current one) and recorded in `shared_caches`."""
+    """Return the cache of `node`; one that several read is a variable in `scope`, recorded in `shared_caches`."""
     if len(find_cache_sharers(node)) == 1:
         return CACHE
     outer, e.scope = e.scope, e.scope if scope is None else scope
@@ -157,8 +156,7 @@ def _find_cache_operand(e: StepEmitter, node: Node, scope: str | None = None) ->
 
 
 def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
-    """Emit and return `latent_decode`: attention whose values are part of its keys. `absorbed` is the `ops.latent_qk`
-    node that computes queries and keys, or None if other nodes do."""
+    """Emit `latent_decode`, whose values are part of its keys; `absorbed`: the node that computes them, or None."""
     call = FunctionCall("latent_decode")
     slot = _find_cache_operand(e, node)
     cache, positions = call.placeholder(slot), call.placeholder(e.positions)
@@ -175,8 +173,7 @@ def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 
 def _make_latent_call(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
-    """Return the call of `latent_qk` for `absorbed`, which writes to `cache`, an argument of `outer`. Record the
-    kernel."""
+    """Return and record the call of `latent_qk` for `absorbed`, an argument of `outer`, which writes to `cache`."""
     call = FunctionCall("latent_qk", outer.operands)
     q, latent, weight, cos, sin = (absorbed.required_operand(n) for n in ("q", "latent", "weight", "cosines", "sines"))
     call.add(q, latent, e.get_weight(weight)).add(f"{call.placeholder(cache)}.k", e.positions, cos, sin)

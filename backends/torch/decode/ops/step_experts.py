@@ -44,8 +44,7 @@ def emit_mixture(e: StepEmitter, node: Node) -> Var:
 
 
 def _add_routing(e: StepEmitter, call: FunctionCall, route: Node) -> list[Operand | None]:
-    """Add the arguments of the router `route` to `call`, and record its kernel; return its weight, bias and norm, or []
-    if its input is logits."""
+    """Add the arguments of `route` to `call`, record its kernel; return its weight, bias and norm, or []."""
     a, weights, has_router = route.attrs, list[Operand | None](), route.op is ops.norm_route
     experts = route.required_operand("weight").shape[0] if has_router else route.required_operand("logits").shape[-1]
     rows = f"{call.placeholder(route.required_operand('x' if has_router else 'logits'))}.flatten(0, 1)"

@@ -30,8 +30,7 @@ TOKEN_OPERANDS = ("x", "delta", "b", "c")  # operands of a state space with a ro
 
 
 def _is_stateless(e: StepEmitter, node: Node) -> bool:
-    """Return whether the cache has no state for `node`. If an operand of `node` is its state, record that as the reason
-    why no kernel computes it."""
+    """Return whether the cache has no state for `node`; record it as a fallback if the state is an operand."""
     if node in e.cached and has_state(node):
         e.record_fallback("its state is an operand")
     return node not in e.cached or has_state(node)
@@ -76,8 +75,7 @@ def emit_scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
 
 
 def _write_products(e: StepEmitter, step: Step, products: Graph, arguments: Mapping[str, str]) -> str:
-    """Add a function that computes `products`, the products by weights in `step`, and return the source of its call.
-    `arguments` maps inputs of the step to source."""
+    """Add a function that computes `products`; return the source of its call with `arguments`, input to source."""
     doc = "Return the products by weights in the step of a recurrence, given"
     function = e.add_function("products", write_function(products, [*products.outputs], doc))
     kinds = (step.states, step.tokens, step.constants)
@@ -139,8 +137,7 @@ def _refuse_matrix(node: Node, dtype: torch.dtype) -> str | None:
 
 @step_lowering(ops.gated_selective_scan, ops.gated_ssd, when=_refuse_weights)
 def emit_state_space(e: StepEmitter, node: Node) -> Var | None:
-    """Emit and return one token of a state space, with the step size, norms and gate around it. Return None if the
-    state is not in the cache."""
+    """Emit one token of a state space with its step size, norms and gate; None if the cache has no state."""
     if _is_stateless(e, node):
         return None
     a, mamba2 = node.attrs, node.op is ops.gated_ssd

@@ -8,7 +8,7 @@ import torch
 
 from ..shared import launch
 from ..shared.float8 import FLOAT8, float8_to, power_of_byte, unpack_float4, unpack_float8
-from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait_for_previous
+from ..shared.launch import jit, start_next, tl, triton, uses_torch, wait_for_previous
 from ..shared.operands import gradient_refusal
 from ..shared.quantized_gemv import Codes, as_words, chunk_size, dequantize, unpack_int4
 
@@ -73,10 +73,8 @@ def dequantize_kernel(
 def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
     """Return the reason why the kernel cannot dequantize `weight` to `dtype`; None if it can."""
     parts = [part for part in weight.parts if part is not None]
-    if reason := launch.refusal(weight.packed, any(part.dtype == FLOAT8 for part in parts)):
+    if reason := launch.refusal(weight.packed, any(part.dtype == FLOAT8 for part in parts), dtype):
         return reason
-    if dtype not in DTYPES:
-        return f"{dtype} is not one of {', '.join(DTYPES.values())}"
     if not all(part.is_contiguous() for part in parts):
         return "an operand is not contiguous"
     return gradient_refusal(*parts)

@@ -6,7 +6,7 @@ import torch
 
 from ..shared import launch
 from ..shared.activation import apply_gate, apply_glu, check_activation
-from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait_for_previous
+from ..shared.launch import jit, start_next, tl, triton, uses_torch, wait_for_previous
 from ..shared.operands import gradient_refusal
 
 ROWS, COLUMNS = 4, 1024  # of a program
@@ -32,10 +32,8 @@ def gated_activation_kernel(
 
 def refusal(both: torch.Tensor) -> str | None:
     """Return the reason why the kernel cannot take `both`, in a few words; None if it can."""
-    if reason := launch.refusal(both):
+    if reason := launch.refusal(both, dtype=both.dtype):
         return reason
-    if both.dtype not in DTYPES:
-        return f"{both.dtype} is not one of {', '.join(DTYPES.values())}"
     if not both.is_contiguous() or both.numel() == 0:
         return "the projections are not contiguous"
     return gradient_refusal(both)

@@ -122,8 +122,7 @@ def has_mamba_scan(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | Non
 def check(
     x: torch.Tensor, delta: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, past: torch.Tensor | None
 ) -> None:
-    """Check that the shapes of the operands of a prompt, or of one token without seq axis, fit; raise ValueError
-    otherwise."""
+    """Check that the shapes of a prompt's operands, or of one token without seq axis, fit; else raise ValueError."""
     channels, states = a.shape
     if x.shape != delta.shape or x.shape[-1] != channels:
         raise ValueError(f"x {[*x.shape]} and delta {[*delta.shape]} do not fit a {[*a.shape]}")

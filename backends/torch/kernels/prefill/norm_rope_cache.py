@@ -82,10 +82,8 @@ def refusal(
     k_norm: Norm = NO_NORM,
 ) -> str | None:
     """Return the reason why the kernel cannot take these operands, in a few words; None if it can."""
-    if reason := launch.refusal(projected, k_cache.dtype == torch.uint8):
+    if reason := launch.refusal(projected, k_cache.dtype == torch.uint8, projected.dtype):
         return reason
-    if projected.dtype not in DTYPES:
-        return f"{projected.dtype} is not one of {', '.join(DTYPES.values())}"
     if not projected.is_contiguous():
         return "the projections are not contiguous"
     return heads_refusal(k_cache, v_cache, q_norm, k_norm) or gradient_refusal(projected)

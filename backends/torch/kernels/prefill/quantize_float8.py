@@ -10,7 +10,7 @@ import torch
 
 from ..shared import launch
 from ..shared.float8 import FLOAT8, LARGEST, round_float8, to_float8
-from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait_for_previous
+from ..shared.launch import jit, start_next, tl, triton, uses_torch, wait_for_previous
 from ..shared.operands import gradient_refusal
 
 ROWS = 8  # of a program
@@ -47,11 +47,7 @@ def quantize_float8_kernel(
 
 def refusal(x: torch.Tensor) -> str | None:
     """Return the reason why the kernel cannot take x, in a few words; None if it can."""
-    if reason := launch.refusal(x, float8=True):
-        return reason
-    if x.dtype not in DTYPES:
-        return f"{x.dtype} is not one of {', '.join(DTYPES.values())}"
-    return gradient_refusal(x)
+    return launch.refusal(x, True, x.dtype) or gradient_refusal(x)
 
 
 def quantize_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:

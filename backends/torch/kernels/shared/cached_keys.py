@@ -100,8 +100,7 @@ class CacheMask:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Return WINDOW, KEEP and RING (not CHUNK and STEP) for `visible_range` and `key_slots`, as constexpr
-        arguments."""
+        """Return WINDOW, KEEP and RING, without CHUNK and STEP, of `visible_range` and `key_slots` as constexpr."""
         window, keep = self.window or 0, 0 if self.window is None else self.keep_first
         ring = self.capacity - keep if self.rolling else 0
         return {"WINDOW": min(window, ring) if self.rolling else window, "KEEP": keep, "RING": ring}

@@ -19,7 +19,7 @@ import torch
 from . import launch
 from .dots import dot_products, prefetch_rows
 from .float8 import FLOAT4, FLOAT8, SHORT
-from .launch import DTYPES, jit, options, tl, wait_for_previous
+from .launch import jit, options, tl, wait_for_previous
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
 from .quantized_gemv import TILE, Codes, as_words, chunk_size, code_products
@@ -174,10 +174,8 @@ def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
         return reason
     tensors = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
     coded = [part for codes in others if isinstance(codes, Codes) for part in codes.parts if part is not None]
-    if reason := launch.refusal(x, any(part.dtype == FLOAT8 for part in coded)):
+    if reason := launch.refusal(x, any(part.dtype == FLOAT8 for part in coded), x.dtype):
         return reason
-    if x.dtype not in DTYPES:
-        return f"{x.dtype} is not one of {', '.join(DTYPES.values())}"
     if any(tensor.dtype != x.dtype for tensor in tensors):
         return f"an operand differs in dtype from x ({x.dtype})"
     if not has_few_rows(x):
@@ -228,8 +226,7 @@ def multiply_step(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexp
 
 @jit
 def load_weights(weight, rows, k, end, K):
-    """Return columns k [1, 1, BLOCK_K] of `rows` [BLOCK_N] of W [·, K] as [1, BLOCK_N, BLOCK_K]; 0 from column `end`
-    on."""
+    """Return columns k [1, 1, BLOCK_K] of `rows` of W [·, K] as [1, BLOCK_N, BLOCK_K]; 0 from column `end` on."""
     at = weight + rows.to(tl.int64)[None, :, None] * K + k
     return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")
 

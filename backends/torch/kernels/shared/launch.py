@@ -70,19 +70,18 @@ def capability(index: int) -> tuple[int, int]:
 vars(capability)["_dynamo_marked_constant"] = True
 
 
-def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
-    """Return the reason why Triton, with FP8 if `float8`, cannot run on the device of `x`; None if it can."""
+def refusal(x: torch.Tensor, float8: bool = False, dtype: torch.dtype | None = None) -> str | None:
+    """Return the reason why Triton, with FP8 if `float8`, cannot run on the device of `x`, or `dtype`, if given, is not
+    one that kernels compute in; None if neither."""
     if _assumed is None:
         if triton is None:
             return "Triton is not installed"
-        if INTERPRETED:
-            return None
-        if not x.is_cuda:
+        if not x.is_cuda and not INTERPRETED:
             return f"Triton does not run on {x.device.type}"
     oldest = FLOAT8_SINCE if float8 else OLDEST
-    if (version := _assumed or capability(x.device.index or 0)) < oldest:
+    if (_assumed or not INTERPRETED) and (version := _assumed or capability(x.device.index or 0)) < oldest:
         return f"compute capability {version[0]}.{version[1]} is older than {oldest[0]}.{oldest[1]}"
-    return None
+    return None if dtype is None or dtype in DTYPES else f"{dtype} is not one of {', '.join(DTYPES.values())}"
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from networkx.utils import UnionFind
+
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op, Trait
@@ -14,12 +16,12 @@ Axis = tuple[Value, int]
 
 
 class AxisClasses:
-    """Classes of the axes of all values of `graph`, a union-find. Axes of one class have equal sizes. A class may have
+    """Classes of the axes of all values of `graph`. Axes of one class have equal sizes. A class may have
     a name, an expression over config fields. Only axes of a fixed size above 1 are in classes: not batch and seq."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._parents: dict[Axis, Axis] = {}
+        self._classes = UnionFind()
         self._names: dict[Axis, Size] = {}
         for node in graph.nodes:
             RULES.get(node.op, _match_broadcast)(self, node)
@@ -29,34 +31,26 @@ class AxisClasses:
     def merge(self, a: Axis | None, b: Axis | None) -> None:
         """Merge the classes of axes a and b, which have no names yet. Do nothing if an axis is None, or if their sizes
         are not fixed, above 1 and equal."""
-        if a is None or b is None or self.get_size(a) != self.get_size(b) or self.get_size(a) is None:
-            return
-        a, b = self._find_root(a), self._find_root(b)
-        if a != b:
-            self._parents[a] = b
+        if a is not None and b is not None and self.get_size(a) == self.get_size(b) is not None:
+            self._classes.union(a, b)
 
     def get_size(self, axis: Axis) -> int | None:
         """Return the size of an axis; None if it is symbolic or 1."""
         size = axis[0].shape[axis[1]]
         return size if isinstance(size, int) and size > 1 else None
 
-    def _find_root(self, axis: Axis) -> Axis:
-        while axis in self._parents:
-            axis = self._parents[axis]
-        return axis
-
     # -- names
 
     def set_name(self, axis: Axis | None, name: Size) -> bool:
         """Name the class of `axis`. Return False if it has a name, or if `axis` is None or in no class; else True."""
-        if axis is None or self.get_size(axis) is None or (root := self._find_root(axis)) in self._names:
+        if axis is None or self.get_size(axis) is None or (root := self._classes[axis]) in self._names:
             return False
         self._names[root] = name
         return True
 
     def get_name(self, axis: Axis | None) -> Size | None:
         """Return the name of the class of `axis`, None without one. The name is an expression over config fields."""
-        return None if axis is None or self.get_size(axis) is None else self._names.get(self._find_root(axis))
+        return None if axis is None or self.get_size(axis) is None else self._names.get(self._classes[axis])
 
     def deduce_names(self, values: dict[str, int]) -> None:
         """Derive names of further classes from sums (split, concat) and products (reshape) of named classes, until none
@@ -71,8 +65,7 @@ class AxisClasses:
                     changed |= self._name_product(node, values)
 
     def _name_sum(self, node: Node) -> bool:
-        """Name the axis that `node` splits or concatenates: the total as the sum of the parts, or the only unnamed part
-        as the total minus the others. Return whether a name was added."""
+        """Name the total of a split or concat by its parts, or its only unnamed part; return whether it did."""
         parts = [v for v in (node.outputs if node.op is ops.split else node.inputs) if v is not None]
         total_value = node.required_operand("x") if node.op is ops.split else node.output
         axis = node.attrs["axis"] % len(total_value.shape)

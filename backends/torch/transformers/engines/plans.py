@@ -209,8 +209,7 @@ def _list_calls(item: Item) -> list[ModuleCall]:
 
 
 def _follow_chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] | None:
-    """Return the paths of the modules that `items` apply to `value` one after the other, and the final result. None if
-    an item is not the call of one module on the previous result alone."""
+    """Return the paths of the modules that form a chain from `value`, and its result; None without a chain."""
     paths = []
     for item in items:
         if isinstance(item, Loop) or not item.results:

@@ -116,8 +116,7 @@ def _find_gate(node: Node) -> tuple[Node | None, Node]:
 
 
 def _find_gated_projections(node: Node, out: Node) -> Projections | str:
-    """Return the projections of the attention `node`, given its output projection `out`; a reason (str) if an operand
-    has no projection."""
+    """Return the projections of attention `node` with output projection `out`, or a reason (str)."""
     branches = {role: find_branch(node, role) for role in "qkv" if node.operand(role) is not None}
     for branch in branches.values():
         if isinstance(branch, str):

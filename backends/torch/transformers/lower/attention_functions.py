@@ -74,8 +74,7 @@ def _list_alike(node: Node) -> list[Node]:
 
 
 def _list_distinct(node: Node, among: Collection[Node] | None = None) -> list[tuple[Value, ...]]:
-    """Return the distinct keys (see `_find_key`) of the attentions in the scope of `node`, in order; if `among` is
-    given, only of attentions in it."""
+    """Return the distinct keys (`_find_key`) of attentions in the scope of `node`, if given only of `among`."""
     return [*dict.fromkeys(_find_key(n) for n in _list_alike(node) if among is None or n in among)]
 
 
@@ -155,8 +154,7 @@ def _emit_cross_cache(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> t
 
 
 def _record_attention(e: HFEmitter, attending: AttentionRecord) -> None:
-    """Record that the last statement computes `attending`. If the statement returns attention weights, the enclosing
-    module also returns them."""
+    """Record that the last statement computes `attending`; the outer module also returns its weights, if any."""
     statement, node = e.program.statements[-1], attending.node
     e.attentions[statement] = attending
     outer = node.scope.rpartition(".")[0]

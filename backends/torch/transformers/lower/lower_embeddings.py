@@ -41,8 +41,7 @@ def _lower_embedding(e: HFEmitter, node: Node) -> Operand | None:
 
 
 def _find_scaling(e: HFEmitter, node: Node) -> Node | None:
-    """Return the node that scales the embeddings `node` of a decoder and is their only reader; None without one.
-    Engines and pipeline stages expect the embedding module to scale."""
+    """Return the node that alone reads and scales the embeddings of a decoder: engines expect their module to."""
     if len(node.output.uses) != 1 or node.output.is_output or e.graph.meta.get("kind") != "decoder":
         return None
     ((reader, _),) = node.output.uses

@@ -241,8 +241,7 @@ class HFEmitter(Emitter):
         return self.hoist(recipe, self._write_frequencies(recipe), self.embeds, name="frequencies")
 
     def _write_frequencies(self, recipe: RopeFrequencies) -> str:
-        """Return `write_formula(recipe)` with config fields for theta and the rotated width, which are added to
-        `fields`; for a scaled base, the formula is unchanged."""
+        """Return `write_formula(recipe)` with config fields, added to `fields`, for theta and the rotated width."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.choose_name("rotary_dim", recipe.dim)
@@ -326,8 +325,7 @@ OVERRIDES: dict[Op, Lower] = {}
 
 
 def hf_lowering(*ops: Op) -> Callable[[Lower], Lower]:
-    """Return a decorator that registers the lowering of `ops` for transformers. Where the lowering returns None, that
-    of target torch is used."""
+    """Register a lowering of `ops` for transformers. Where it returns None, that of target torch is used."""
 
     def register(lower: Lower) -> Lower:
         OVERRIDES.update(dict.fromkeys(ops, lower))

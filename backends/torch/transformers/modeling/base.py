@@ -158,8 +158,7 @@ def write_recorders(base: BaseModel) -> list[str]:
 
 
 def _write_recorder(places: dict[str, int], always: bool = False) -> str:
-    """Return the source of recorders; `places` is {class name: index of its recorded output}. For one class it is the
-    class name alone, which records output 0, unless `always` is set."""
+    """Return the source of recorders of {class: output}; one class alone records output 0, unless `always`."""
     if len(places) == 1 and not always:
         return next(iter(places))
     entries = [f"OutputRecorder({name}, index={i})" for name, i in places.items()]

@@ -70,8 +70,7 @@ def _write_literal(value: Any) -> str:
 
 
 def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]:
-    """Return (config fields that describe the layers, lines of module-level tables of layer classes and cache kinds,
-    properties that depend on the number of layers)."""
+    """Return (config fields of the layers, lines of module-level tables, properties that depend on their number)."""
     stack, count = base.stack, base.count_field
     if stack is None:
         kinds = [HYBRID if i == _find_counting_cache(base) else kind for i, kind in enumerate(base.kinds)]

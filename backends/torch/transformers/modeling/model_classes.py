@@ -204,8 +204,7 @@ class HFClassWriter(ClassWriter):
         return name
 
     def _rename(self, name: str, method: Method) -> str:
-        """Rename the class `name`, because another base model has a different class of this name; return the new name,
-        which begins with the side of the model and may end in a number."""
+        """Rename the class `name`, which another base model has too, by the side and a number; return the name."""
         new = fresh = f"{self.emitter.side.capitalize()}{name}"
         while fresh in self.other_classes or fresh in self.names.values():
             fresh = f"{new}{sum(n.startswith(new) for n in (*self.other_classes, *self.names.values())) + 1}"
