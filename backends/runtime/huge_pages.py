@@ -68,18 +68,12 @@ def _list_anonymous_ranges() -> Ranges:
 def _subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
     """Return the parts of `ranges` that no range in `excluded` covers; both lists are sorted and without overlaps."""
     rest: Ranges = []
-    remaining = iter([*excluded, (sys.maxsize, sys.maxsize)])
-    low, high = next(remaining)
     for first, end in ranges:
-        while high <= first:
-            low, high = next(remaining)
-        while low < end:
-            if first < low:
-                rest.append((first, low))
-            first = min(high, end)
-            if high > end:
-                break
-            low, high = next(remaining)
+        for low, high in excluded:
+            if low < end and first < high:
+                if first < low:
+                    rest.append((first, low))
+                first = high
         if first < end:
             rest.append((first, end))
     return rest

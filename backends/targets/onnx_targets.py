@@ -113,7 +113,7 @@ class OnnxBackend(Backend):
         return ("model.onnx", "encoder.onnx") if kind == "encoder-decoder" else ("model.onnx",)
 
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
-        from ..runtime.ort import open_ort as folder
+        from ..runtime.ort import ort_decoder as folder
         from ..runtime.ort.session import has_cuda_provider
 
         if facts.kind == "encoder":

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 
 from ...folder_facts import FolderFacts
+from ...target import TARGETS
 from ..arrays import Floats, Ints, convert_to_float32
 from ..compiled_folder import infer_states
 from ..core.batch_context import BatchContext
@@ -32,7 +33,16 @@ from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, CachedDecoder
 from ..text.tokenizer import pad_rows
 from .bound_states import Buffer, StateBuffers, bind_states, find_kind
 from .cross_attention import EncodedSources, SourceEncoder
-from .session import FROM_END, Session, convert_ort_errors, import_onnxruntime, join_lines, list_ort_errors
+from .ort_encoder import OrtEncoder
+from .session import (
+    FROM_END,
+    Session,
+    convert_ort_errors,
+    import_onnxruntime,
+    join_lines,
+    list_ort_errors,
+    open_session,
+)
 
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 
@@ -360,3 +370,21 @@ class AppendingContext(OrtContext):
         self._memory.sync_rows(0, count)
         logits = self._run_tokens(0, ids[:count].tolist(), past, past + 1, every=False)
         convert_to_float32(logits[:, -1], self._scores[:count])
+
+
+def open_encoder(facts: FolderFacts, device: str, threads: int | None) -> OrtEncoder:
+    """Return the encoder of an ONNX folder on `device` ("auto", "cpu" or "cuda"). Raises WeftError when a file or the
+    device cannot be used."""
+    return OrtEncoder(_open_session(facts, 0, device, threads), facts)  # no graphs: shapes vary
+
+
+def open_decoder(facts: FolderFacts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
+    """Return the decoder of a folder, with the encoder of an encoder-decoder; it runs on the PyTorch `stream` if given.
+    Raises as `open_encoder` does."""
+    session = _open_session(facts, 0, device, threads, graphs=True, stream=stream)
+    encoder = _open_session(facts, 1, device, threads) if facts.kind == "encoder-decoder" else None
+    return OrtDecoder(session, facts, encoder)
+
+
+def _open_session(facts: FolderFacts, file: int, device: str, threads: int | None, **options: Any) -> Session:
+    return open_session(facts.files[file], device=device, threads=threads, target=TARGETS[facts.target], **options)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...folder_facts import FolderFacts
 from ...torch.lib.caches import Cache
 from ..arrays import Ints
-from ..ort import open_ort as folder
+from ..ort import ort_decoder as folder
 from ..ort.bound_states import Buffer
 from ..ort.ort_decoder import OrtContext, OrtDecoder
 from ..ort.session import convert_ort_errors
@@ -33,7 +33,7 @@ def new_stream() -> Any:
 
 def open_decoder(facts: FolderFacts, device: str, threads: int | None) -> OrtDecoder:
     """Return the decoder of a folder of ONNX models; on CUDA it samples tokens on the device. Raises WeftError as
-    `ort.open_ort.open_decoder` does."""
+    `ort.ort_decoder.open_decoder` does."""
     model = folder.open_decoder(facts, device, threads, new_stream())
     if model.session.stream is not None:
         model.context_class = SamplingOrtContext

@@ -118,16 +118,16 @@ def write_formula(recipe: Recipe) -> str | None:
         return None
     r = recipe
     if r.scaling in ("none", "linear", "ntk", "dynamic"):
-        divisor = f" / {_format_number(r.factor)}" if r.scaling == "linear" else ""
-        return f"rope_frequencies({r.dim}, {_format_number(r.base(r.dim, r.theta))}, {{0}}.device){divisor}"
+        divisor = f" / {simplify_number(r.factor)}" if r.scaling == "linear" else ""
+        return f"rope_frequencies({r.dim}, {simplify_number(r.base(r.dim, r.theta))}, {{0}}.device){divisor}"
     if r.scaling == "llama3":
         settings = (r.factor, r.low_freq, r.high_freq, r.original)
     elif r.scaling == "yarn" and r.truncate:
         settings = (r.factor, r.beta_fast, r.beta_slow, r.original)
     else:
         return None
-    arguments = ", ".join(map(_format_number, settings))
-    theta = _format_number(r.theta)
+    arguments = ", ".join(repr(simplify_number(x)) for x in settings)
+    theta = simplify_number(r.theta)
     return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {arguments})"
 
 
@@ -140,5 +140,6 @@ def get_stored_dtype(param: Param, dtype: DType) -> DType:
     return dtypes.f32 if param.recipe.is_constant else dtype
 
 
-def _format_number(x: float) -> str:
-    return str(int(x)) if float(x).is_integer() and abs(x) < 1e15 else repr(x)
+def simplify_number(x: float) -> float | int:
+    """Return `x` as it is written in source: as an int if it is integral and |x| < 10¹⁵, else unchanged."""
+    return int(x) if float(x).is_integer() and abs(x) < 1e15 else x

@@ -70,10 +70,14 @@ def render_chart(
     `about` is the text above the legend. `measure` is the name of `lost` in the title of its plot. Equal arguments
     yield equal bytes.
     """
-    file = io.BytesIO()
     with use_style(dark):
         figure = draw_figure(title, about, measure, models)
-        figure.savefig(file, format=suffix[1:], dpi=150, metadata={"Title": join_lines(title), **METADATA[suffix]})
+        return _encode_figure(figure, suffix, title)
+
+
+def _encode_figure(figure: Figure, suffix: str, title: str) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format=suffix[1:], dpi=150, metadata={"Title": join_lines(title), **METADATA[suffix]})
     return file.getvalue()
 
 
@@ -225,7 +229,6 @@ def render_curves(
 
     `measure` is the name of the shared y-axis. Equal arguments yield equal bytes.
     """
-    file = io.BytesIO()
     with use_style(dark):
         from matplotlib.figure import Figure
 
@@ -242,5 +245,4 @@ def render_curves(
         row[0].set_ylabel(measure)
         if any(plots.values()):
             figure.legend(*row[0].get_legend_handles_labels(), loc="outside right upper")
-        figure.savefig(file, format=suffix[1:], dpi=150, metadata={"Title": join_lines(title), **METADATA[suffix]})
-    return file.getvalue()
+        return _encode_figure(figure, suffix, title)

@@ -10,9 +10,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .arrange import Arrangement, Box, Branches, Column, Item, Line, LineGap
+from .arrange import END, Arrangement, Box, Branches, Column, Item, Line, LineGap
 from .scene import ALL, Shape, Size, unroll_repeat
-from .wiring import END
 
 GAP = 22.0  # between boxes of a column; lines cross from column to column in the middle of it
 APART = 20.0  # between branches; between parts of a row half of it

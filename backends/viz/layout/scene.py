@@ -10,9 +10,8 @@ from weft.ir.errors import unknown_name_error
 from ..model.labels import Label, choose_title, label_part
 from ..model.network import Network
 from ..model.outline import PicturePart, build_outline
-from .arrange import Arrangement, Branches, Column, Item, Line, arrange
+from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
 from .font import measure_text
-from .wiring import END, START
 
 TITLE, LINE = 13.0, 11.0  # font sizes
 LEADING = 15.0  # from line to line

@@ -109,7 +109,7 @@ def test_exact_arithmetic_marks_quantized_weights() -> None:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record which function opens a folder, instead of opening it."""
     calls: list[str] = []
-    for name in ("ort.open_ort.open_decoder", "ort.open_ort.open_encoder", "torch.ort_cuda_decoder.open_decoder"):
+    for name in ("ort.ort_decoder.open_decoder", "ort.ort_decoder.open_encoder", "torch.ort_cuda_decoder.open_decoder"):
         record = partial(lambda name, *_: calls.append(name.partition(".")[2]), name)
         monkeypatch.setattr(f"weft.backends.runtime.{name}", record)
     return calls
@@ -118,9 +118,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "device", "cuda", "opens"),
     [
-        ("encoder", "cuda", True, "open_ort.open_encoder"),
-        ("decoder", "cpu", True, "open_ort.open_decoder"),
-        ("decoder", "auto", False, "open_ort.open_decoder"),
+        ("encoder", "cuda", True, "ort_decoder.open_encoder"),
+        ("decoder", "cpu", True, "ort_decoder.open_decoder"),
+        ("decoder", "auto", False, "ort_decoder.open_decoder"),
         ("decoder", "auto", True, "ort_cuda_decoder.open_decoder"),
     ],
 )
@@ -140,4 +140,4 @@ def test_slow_blocks_are_reported_when_a_folder_is_opened(
     facts = FolderFacts(Path("out"), (), "decoder", "ort-cpu", vocab=9, max_length=8, keeps_blocks=keeps)
     with caplog.at_level(logging.WARNING, "weft.runtime"):
         CPU.open(facts, "cpu", None)
-    assert ("this CPU is slow with blocks" in caplog.text) == keeps and opened == ["open_ort.open_decoder"]
+    assert ("this CPU is slow with blocks" in caplog.text) == keeps and opened == ["ort_decoder.open_decoder"]

@@ -74,15 +74,6 @@ class _View:
     strides: tuple[int, ...]
 
 
-def write_scan_kernel(step: Step) -> ScanKernel:
-    """Return the kernel that computes one token of `step`.
-
-    Raises:
-        NoKernel: with the reason, such as an op that is neither elementwise nor a reduction over an axis of the states.
-    """
-    return _Writer(step).write()
-
-
 def _find_row_shape(value: Value) -> tuple[int, ...]:
     """Return the shape of `value` with 1 for the batch; raise NoKernel for other symbolic sizes."""
     if any(not isinstance(n, int) and n != BATCH for n in value.shape):
@@ -99,8 +90,9 @@ def _format_number(x: float) -> str:
     return repr(float(x)) if math.isfinite(x) else f'float("{x!r}")'
 
 
-class _Writer:
-    """Writes the kernel of a step, one line for each of its nodes."""
+class ScanKernelWriter:
+    """Writes the kernel that computes one token of `step`, one line for each of its nodes. The constructor and `write`
+    raise NoKernel with the reason, such as an op that is neither elementwise nor reduces an axis of the states."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.graph, self.axes = step, step.graph, StepAxes(step)
@@ -155,6 +147,7 @@ class _Writer:
         return name
 
     def write(self) -> ScanKernel:
+        """Return the kernel."""
         step, stores = self.step, list[str]()
         if integers := next((v for v in self.graph.inputs.values() if not v.type.dtype.is_float), None):
             raise NoKernel(f"{integers.name} is not a floating-point tensor")

@@ -22,7 +22,7 @@ from ...ops.recurrent import emit_features
 from ...program.emitter import choose_name
 from ...program.statements import CacheSlot, Var
 from ..step_emitter import StepEmitter, step_lowering
-from .scan_kernel import NoKernel, write_scan_kernel
+from .scan_kernel import NoKernel, ScanKernelWriter
 from .scan_parts import split_products
 from .step_linear import find_kernel_activation
 
@@ -51,7 +51,7 @@ def emit_scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     parts = split_products(full)
     step = full if parts is None else parts[1]
     try:
-        kernel = write_scan_kernel(step)
+        kernel = ScanKernelWriter(step).write()
     except NoKernel as reason:
         e.record_fallback(str(reason))
         return None

@@ -16,7 +16,7 @@ from weft.passes.library.target.sides import ENCODER, HIDDEN, MASK
 
 from ...program.emitter import Emitter
 from ...program.stateful_nodes import find_cached_nodes
-from ...program.statements import TOP, CacheSlot, Operand, Statement, Var, write_formula
+from ...program.statements import TOP, CacheSlot, Operand, Statement, Var, simplify_number, write_formula
 from ..config_fields.size_names import (
     SOFTCAP_DIVISION,
     Fields,
@@ -247,14 +247,14 @@ class HFEmitter(Emitter):
         width = width or self.fields.choose_name("rotary_dim", recipe.dim)
         rotated = None if self.node is None else find_attention(self.node.output)
         kind = "" if rotated is None else get_attention_kind(rotated[0])
-        theta = self.fields.choose_name("rope_theta", _write_number(recipe.theta), kind)
+        theta = self.fields.choose_name("rope_theta", simplify_number(recipe.theta), kind)
         text = write_formula(recipe) or ""
-        start = f"rope_frequencies({recipe.dim}, {_write_number(recipe.theta)}, "
+        start = f"rope_frequencies({recipe.dim}, {simplify_number(recipe.theta)}, "
         named = f"rope_frequencies(config.{width}, config.{theta}, "
         if start not in text:  # a scaled base
             return text
         text = text.replace(start, named)
-        return text.replace(f"{{0}}.device), {_write_number(recipe.theta)}, ", f"{{0}}.device), config.{theta}, ")
+        return text.replace(f"{{0}}.device), {simplify_number(recipe.theta)}, ", f"{{0}}.device), config.{theta}, ")
 
 
 def find_cross_attentions(graph: Graph) -> set[Node]:
@@ -275,11 +275,6 @@ def find_cross_attentions(graph: Graph) -> set[Node]:
         if node.op in (ops.attention, ops.relative_attention) and node.required_operand("k") not in ours:
             crosses.add(node)
     return crosses
-
-
-def _write_number(x: float) -> float | int:
-    """Return `x` as it is written in source: as an int if it is integral and |x| < 10¹⁵, else unchanged."""
-    return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
 
 
 def get_first_operand(node: Node) -> Value:

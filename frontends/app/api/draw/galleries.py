@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.backends.viz.layout.scene import build_scene, list_default_open
 from weft.backends.viz.model.network import build_network
-from weft.backends.viz.web.gallery import Card, render_gallery
+from weft.backends.viz.web.page import Card, render_gallery
 from weft.ir.errors import WeftError
 from weft.ir.storage import replace_file
 

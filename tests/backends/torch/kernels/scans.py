@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from weft import MLSTM, RGLRU, Block, Decoder, RWKV7TimeMix, RWKVTimeMix
-from weft.backends.torch.decode.ops.scan_kernel import TEXTS, ScanKernel, write_scan_kernel
+from weft.backends.torch.decode.ops.scan_kernel import TEXTS, ScanKernel, ScanKernelWriter
 from weft.backends.torch.package.module import run_source
 from weft.frontends.dsl import building, scan
 from weft.ir import Graph, TensorType, Value, dtypes, ops
@@ -34,7 +34,7 @@ MIXERS = {  # and the width of a model: RecurrentGemma 2B, RWKV-4 7B, RWKV-7 2.9
 
 def written(step: Step) -> tuple[Any, ScanKernel]:
     """The kernel of `step` as it is launched, and what is known of it."""
-    found = write_scan_kernel(step)
+    found = ScanKernelWriter(step).write()
     return run_source(f"{HEAD}{found.text.replace('{name}', 'step_kernel')}\n").step_kernel, found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft import load_source
+from weft.backends.viz.layout.arrange import END
 from weft.backends.viz.layout.scene import (
     Shape,
     abbreviate_value,
@@ -17,7 +18,6 @@ from weft.backends.viz.layout.scene import (
     unroll_repeat,
     write_captions,
 )
-from weft.backends.viz.layout.wiring import END
 from weft.backends.viz.model.network import Network, Vertex, build_network
 from weft.backends.viz.model.outline import build_outline
 from weft.ir.errors import WeftError

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.backends.torch.decode.ops.scan_kernel import TEXTS, NoKernel, write_scan_kernel
+from weft.backends.torch.decode.ops.scan_kernel import TEXTS, NoKernel, ScanKernelWriter
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.kernels.shared.recurrence import step_in_place
 from weft.frontends.dsl import building, scan
@@ -191,13 +191,13 @@ def test_products_of_a_state_with_columns_and_rows() -> None:
 )
 def test_steps_without_a_kernel_give_a_reason(step: Any, why: str) -> None:
     with pytest.raises(NoKernel, match=why):
-        write_scan_kernel(own(step, (3, 5), x=(3, 5)))
+        ScanKernelWriter(own(step, (3, 5), x=(3, 5))).write()
 
 
 def test_an_axis_that_no_state_has_is_refused() -> None:
     step = own(lambda h, q: (h * 0.5, q @ h), (2, 5, 6), q=(2, 4, 5))
     with pytest.raises(NoKernel, match="q has an axis that no state has"):
-        write_scan_kernel(step)
+        ScanKernelWriter(step).write()
 
 
 def test_tokens_of_all_texts_and_states_with_gaps() -> None:
