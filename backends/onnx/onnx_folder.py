@@ -8,20 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.graph import Graph
-from weft.ir.op import Growth
+from weft.ir.op import Growth, StateKind, Trait
 from weft.ir.recipes.readers import find_switched_tensors
-from weft.passes.analysis.states import find_state_inputs, has_cache, limit_source
+from weft.passes.analysis.states import (
+    EMBEDDED,
+    find_state_inputs,
+    has_cache,
+    limit_source,
+    make_cache_records,
+    make_state_records,
+)
 
 from ..options import ARITHMETIC, KEEP_BLOCKS, Options, make_no_effect_error
 from ..target import MODEL, Backend
 from ..weights import summarize_weights
-from . import export, genai
+from . import export
 from .lowerings import kept as kept_blocks
 from .lowerings import moe as experts
 
+GENAI_MODEL = "genai.onnx"  # a second model with full caches, next to one with rolling caches; they share the weights
 FILES = {  # the file of each form
     **{MODEL: export.MODEL, "decoder": export.MODEL, "encoder": export.ENCODER},
-    f"genai-{MODEL}": genai.MODEL,
+    f"genai-{MODEL}": GENAI_MODEL,
 }
 GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main one
 
@@ -90,7 +98,7 @@ class OnnxFolder:
         kind = graph.meta.get("kind")
         if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
             return ["the model has no KV cache, which weft run and onnxruntime-genai need: add kv-cache to --passes"]
-        reason = genai.find_refusal(graph) if kind == "decoder" else None
+        reason = find_genai_refusal(graph) if kind == "decoder" else None
         return [] if reason is None else [f"onnxruntime-genai cannot run this model: {reason}"]
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
@@ -104,11 +112,69 @@ class OnnxFolder:
                 raise make_no_effect_error("--prepack", "ONNX Runtime packs none of these weights on this CPU")
         export.write_adapters(self._models[export.MODEL], folder)
         if self._for_genai is not None:
-            file = genai.MODEL if genai.MODEL in self._models else export.MODEL
-            config = genai.build_config(self._for_genai, self._target, self._length, not self._uncapturable, file)
+            file = GENAI_MODEL if GENAI_MODEL in self._models else export.MODEL
+            config = build_config(self._for_genai, self._target, self._length, not self._uncapturable, file)
             (folder / "genai_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def can_run_genai(graph: Graph) -> bool:
     """Return whether onnxruntime-genai can run `graph`, once its rolling caches are replaced by full caches."""
-    return graph.meta.get("kind") == "decoder" and has_cache(graph) and genai.find_refusal(graph) is None
+    return graph.meta.get("kind") == "decoder" and has_cache(graph) and find_genai_refusal(graph) is None
+
+
+def find_genai_refusal(graph: Graph) -> str | None:
+    """Return why onnxruntime-genai cannot run the decoder `graph`; None if it can. Rolling caches do not count: the
+    caller replaces them by full ones."""
+    if EMBEDDED in graph.inputs:
+        return "it takes embeddings of tokens, not their ids"
+    states = list(find_state_inputs(graph))
+    if make_state_records(states):
+        return "it supports recurrent states of a few model types only"
+    if any(spec.kind is StateKind.INDEX for spec, _, _ in states):
+        return "it has no caches for the keys of a lightning index"
+    if any(layer["latent"] for layer in make_cache_records(states)):
+        return "it has no latent caches"
+    keys, values = ([spec.type.shape[3] for spec, _, _ in states if spec.part == part] for part in ("key", "value"))
+    return None if keys == values else "it requires keys and values of equal width"
+
+
+def build_config(
+    graph: Graph, target: Backend, max_length: int, capture: bool = True, filename: str = "model.onnx"
+) -> dict[str, Any]:
+    """Return the content of genai_config.json, of model type ``decoder``, for a decoder `graph` with KV caches.
+    `capture`: on a CUDA target, decoding may be captured as a CUDA graph. `filename` is the file of the ONNX model."""
+    meta, layers = graph.meta, make_cache_records(find_state_inputs(graph))
+    attention = next(n for n in graph.nodes if Trait.ATTENTION in n.op.traits)
+    cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
+    inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
+    if "position_ids" in graph.inputs:
+        inputs["position_ids"] = "position_ids"
+    stop = meta.get("eos_token_ids") or []
+    model: dict[str, Any] = {
+        "type": "decoder",
+        "vocab_size": meta["vocab"],
+        "context_length": max_length,
+        "eos_token_id": stop[0] if len(stop) == 1 else stop,
+        "bos_token_id": meta.get("bos_token_id"),
+        "pad_token_id": meta.get("pad_token_id", stop[0] if stop else 0),
+        "decoder": {
+            "filename": filename,
+            "head_size": layers[0]["head_dim"],
+            "num_key_value_heads": layers[0]["kv_heads"],
+            "num_hidden_layers": len(layers),
+            "num_attention_heads": attention.attrs["heads"],
+            "hidden_size": attention.output.width,
+            "session_options": {"provider_options": [cuda] if target.device == "cuda" else []},
+            "inputs": inputs
+            | {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"},
+            "outputs": {
+                "logits": "logits",
+                "present_key_names": "present.%d.key",
+                "present_value_names": "present.%d.value",
+            },
+        },
+    }
+    model = {k: v for k, v in model.items() if v is not None and v != []}
+    grows = any(spec.growth is Growth.APPEND for spec, _, _ in find_state_inputs(graph))
+    search = {"max_length": max_length, "past_present_share_buffer": not grows, "do_sample": False}
+    return {"model": model, "search": search}

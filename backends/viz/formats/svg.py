@@ -1,13 +1,17 @@
-"""Pictures as SVG with fact sheet, legend and the embedded font that the layout was measured with."""
+"""Pictures as SVG with fact sheet, legend and the embedded font that the layout was measured with; as PNG by resvg."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator
+from importlib.resources import as_file
 from xml.sax.saxutils import escape, quoteattr
 
+from weft.ir.errors import WeftError
+
 from ..layout.coordinates import GAP, HEAD, PAD, PlacedShape, Point, place_shapes
-from ..layout.font import format_font_faces, measure_text, wrap_text
+from ..layout.font import FONT, format_font_faces, measure_text, wrap_text
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
 from .style import EVERY, SIGNS, Sheet, describe_picture, format_borders, list_colours
@@ -175,3 +179,36 @@ def _draw_sheet(sheet: Sheet, placed: PlacedShape) -> Iterator[tuple[float, str]
         swatch = f'<rect x="{x:g}" y="{at:g}" width="26" height="18" rx="5"/>'
         swatch += f'<path class="mark" transform="translate({x + 8:g} {at + 4:g})" d="{EVERY[kind].mark}"/>'
         yield at + 18, f'<g class="k-{kind}">{swatch}{_draw_text(MEANINGS[kind], x + 34, at + 13, "")}</g>'
+
+
+BOLD = ".t,.name{font-family:'Inter SemiBold'}"  # the family name inside the font file
+MOST = 100_000_000  # pixels; four bytes each, and twice that during compression
+
+
+def render_png(picture: str, scale: float = 2.0) -> bytes:
+    """Return the SVG `picture` rendered as PNG, with `scale` pixels per SVG pixel.
+
+    Raises:
+        WeftError: if resvg is not installed, or the picture would have no pixels or too many.
+    """
+    try:
+        from resvg_py import svg_to_bytes
+    except ImportError as e:
+        raise WeftError(".png needs the package resvg-py: install weft[viz], or write .svg") from e
+    size = re.search(r'width="(\d+)" height="(\d+)"', picture)
+    assert size is not None
+    wide, high = (round(int(n) * scale) for n in size.groups())
+    if not 0 < wide * high <= MOST:
+        raise WeftError(f"a picture of {wide:,} × {high:,} pixels cannot be drawn: choose another scale than {scale:g}")
+    with contextlib.ExitStack() as files:
+        fonts = [str(files.enter_context(as_file(FONT / f"inter-{weight}.ttf"))) for weight in ("400", "600")]
+        # resvg does not read the fonts in the SVG's own style sheet.
+        png = svg_to_bytes(
+            svg_string=picture,
+            zoom=scale,
+            skip_system_fonts=True,
+            font_files=fonts,
+            sans_serif_family="Inter",
+            style_sheet=BOLD,
+        )
+    return bytes(png)

@@ -19,8 +19,8 @@ from ..config_fields.size_names import Fields, SizeNames
 from . import attention_functions as attention
 from . import lower_embeddings as dense
 from . import stacked_experts as experts
+from .attention_functions import finish_masks
 from .model_emitter import HEAD, OVERRIDES, HFEmitter, get_first_operand
-from .shared_masks import finish_masks
 
 RESERVED_ATTRIBUTES = (  # names that transformers uses, so modules of a model must not
     *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),

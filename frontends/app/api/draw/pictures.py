@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.viz.formats.flowcharts import render_dot, render_mermaid
-from weft.backends.viz.formats.png import render_png
+from weft.backends.viz.formats.svg import render_png
 from weft.backends.viz.formats.tree import render_plain_tree
 from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.network import Network
