@@ -267,8 +267,7 @@ _SUBGRAPHS = (onnx.AttributeType.GRAPH, onnx.AttributeType.GRAPHS)
 
 def widen_bf16(model: onnx.Model) -> list[str]:
     """Insert casts into `model` in place, so that bf16 nodes without a CUDA kernel for bf16 compute in f32; return a
-    message for each of them. ONNX Runtime cannot open a model with such a node: its CPU provider also lacks the
-    kernel."""
+    message for each of them. ONNX Runtime cannot open a model with such a node."""
     # On a copy, because inference adds shapes, which would be written into the file.
     inferred = infer_shapes(model.clone(), check_type=False, strict_mode=False, data_prop=False)
     bf16 = {v.name for n in inferred.graph for v in (*n.inputs, *n.outputs) if v is not None and v.dtype == _BF16}

@@ -117,8 +117,7 @@ class BatchContext(ABC):
     def step(self, tokens: Sequence[int] | Ints, active: Bools | None = None) -> Floats:
         """Append token `tokens[r]` to each row r with `active[r]` (default: all rows). Return the logits [batch, vocab]
         after these tokens, valid until the next call of any method. Inactive rows repeat their last token: caches stay
-        the same, but recurrent states advance, so that such rows cannot continue later. Raises WeftError if a cache is
-        full."""
+        the same, but recurrent states advance, so they cannot continue. Raises WeftError if a cache is full."""
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
         return self._run_step(rows, np.asarray(tokens, np.int64)[rows], None)
 
@@ -165,8 +164,7 @@ class BatchContext(ABC):
 
     def new_sampling_step(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
         """Return a function (tokens [batch], active [batch]) → next tokens [batch]. The function runs a step as `step`
-        does and draws on the device the tokens that `samplers` (one per row) would draw. Return None if only the host
-        can draw them."""
+        does and draws on the device the tokens that `samplers` (one per row) would draw. None if only the host can."""
         return None
 
     def gather_rows(self, rows: Ints) -> None:

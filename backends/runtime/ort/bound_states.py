@@ -49,8 +49,7 @@ def find_kind(name: str, value: Any) -> Kind:
 
 class Buffer:
     """A zero-filled buffer at a fixed `address` on the session's device. On the CPU the array `host` is its memory; on
-    CUDA `host` is a staging copy. The argument `host` may provide zeroed bytes (CPU only) to use instead of a new
-    allocation."""
+    CUDA `host` is a staging copy. The argument `host` may provide zeroed bytes (CPU only) to use instead."""
 
     def __init__(
         self, session: Session, shape: tuple[int, ...], kind: Kind, host: NDArray[np.uint8] | None = None

@@ -71,8 +71,7 @@ class EncoderModel(ABC):
     """An encoder: it computes a vector per token (`hidden_states`) or per text (`encode`); with a head, it performs its
     `task` by methods such as `classify`, which raise WeftError for another task. `pooling`, `normalize` and `embedding`
     are the settings with which it was trained to compute one vector per text. With `compares`, tokens of inputs above
-    `compares_above` tokens compete, for example for the capacity of experts. `outputs` has the names of the model's
-    outputs."""
+    `compares_above` tokens compete, for example for the capacity of experts. `outputs` names its outputs."""
 
     def __init__(self, facts: FolderFacts, outputs: Collection[str]) -> None:
         self.outputs, self.task = outputs, facts.task
@@ -214,8 +213,7 @@ class EncoderModel(ABC):
     ) -> list[Floats]:
         """Run the model on a batch, right-padded to its longest row; return the outputs `names` in order, as float32.
         `rows` and `types` are the token ids and token types (None: all 0) of each batch row. The first `skipped` tokens
-        of each row get the value 2 in the attention mask: other tokens attend to them, but pooling in the graph skips
-        them."""
+        of each row get the value 2 in the attention mask: attention sees them, but pooling in the graph skips them."""
         ids, mask = pad_rows(rows)
         mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
         type_ids = np.zeros_like(ids) if types is None else pad_rows(types)[0]
@@ -397,8 +395,7 @@ class EncoderModel(ABC):
 
 class OrtEncoder(EncoderModel):
     """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, if declared, `token_type_ids`;
-    output `last_hidden_state` [batch, seq, dim] in f32 or f16. Raises WeftError if the graph has other inputs or lacks
-    any of these."""
+    output `last_hidden_state` [batch, seq, dim] in f32 or f16. Raises WeftError if the graph differs."""
 
     def __init__(self, session: Session, facts: FolderFacts) -> None:
         outputs = {o.name: o.type for o in session.ort.get_outputs()}

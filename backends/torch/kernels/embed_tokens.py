@@ -82,8 +82,7 @@ def embed_tokens(
     offset: int = 0,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return (x, cos, sin, …): x = scale · weight[ids] + table[positions + offset], and cos and sin per entry of
-    `rotary`.
+    """Return (x, cos, sin, …): x = scale · weight[ids] + table[positions + offset], and cos, sin per entry of `rotary`.
 
     ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim] or None → x [batch, seq, dim]. An entry
     of `rotary` is (frequencies f64 [pairs], amplitude); its cos and sin, f32 [batch·seq, pairs], are amplitude ·

@@ -146,8 +146,7 @@ def _shapes(
     tokens: int, choices: int, experts: int, hidden: int, dim: int, dtype: torch.dtype, gated: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the constexpr arguments of the two kernels. A tile has as many slots as an expert has on average, 8 to 64,
-    and 64 rows of weights, or 32 if 64 would leave multiprocessors without a block. There is a warp for each 16 rows of
-    weights."""
+    and 64 rows of weights, or 32 if 64 would leave multiprocessors without a block. A warp has 16 rows of weights."""
     rows = min(64, power_of_2(-(-tokens * choices // experts), 8))
     asked = min(experts, tokens * choices)
 

@@ -52,8 +52,7 @@ def norm_qkv_kernel(
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_N / 2 pairs of a head for all M tokens, and store them (see `store_head`); with HEAD_NORM the last
-    program of a query or key head norms and stores them. Grid [query, key and value heads, in this order; blocks of
-    pairs]."""
+    program of a query or key head norms and stores them. Grid [heads of queries, keys, values; blocks of pairs]."""
     start_next(PDL)
     PAIRS: tl.constexpr = BLOCK_N // 2
     head, begin = tl.program_id(0), tl.program_id(1) * PAIRS

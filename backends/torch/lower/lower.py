@@ -117,8 +117,7 @@ def find_read_weights(program: Program) -> set[str]:
 
 def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
     """Find the nodes before the logits, all outside of layers, that compute each token from this token alone. Return
-    the value [batch, seq, dim] that the first of them reads, and the scope of this node; None without logits or such
-    nodes."""
+    the value [batch, seq, dim] that the first of them reads, and its scope; None without logits or such nodes."""
     value = graph.outputs.get("logits")
     scope = ""
     while value is not None and value.producer is not None and len(value.uses) <= 1:

@@ -38,8 +38,7 @@ def build_module(
     device: torch.device | str = "cpu",
     float8_caches: bool = False,
 ) -> nn.Module:
-    """Return an `nn.Module`, with its weights, that computes ``forms["model"]``; `forms` is as `TorchBackend.forms`
-    returns it.
+    """Return an `nn.Module`, with its weights, that computes ``forms["model"]``; `forms` is from `TorchBackend.forms`.
 
     The weights are evaluated from their recipes one by one and are in `dtype` on `device`. With `float8_caches` KV
     caches are in FP8. The module's class is `Model` of a generated Python module; `inspect.getsource` and tracebacks

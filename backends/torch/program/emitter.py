@@ -244,8 +244,7 @@ class Emitter:
     def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
         """Return a module constructed by `init`, whose attributes are the parameters `weights` (None is skipped).
         Return None if these are not exactly the members of one module in this scope, or if an earlier statement reads
-        one of them directly or in a module with another `init`. The caller's statement must then read the weights
-        itself."""
+        one of them directly or in a module with another `init`. The caller must then read the weights."""
         present = {name: w for name, w in weights.items() if w is not None}
         params = tuple(w for w in present.values() if isinstance(w, Param))
         path = next(w.name.removesuffix(f".{name}") for name, w in present.items())

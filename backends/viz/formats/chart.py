@@ -67,8 +67,7 @@ def render_chart(
 ) -> bytes:
     """Return the chart of `models` (the original first) as bytes of a file of type `suffix`, a key of METADATA.
 
-    `about` is the text above the legend. `measure` is the name of `lost` in the title of its plot. Equal arguments
-    yield equal bytes.
+    `about` is the text above the legend. `measure` is the name of `lost` in the title of its plot. It is deterministic.
     """
     with use_style(dark):
         figure = draw_figure(title, about, measure, models)

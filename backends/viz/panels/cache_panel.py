@@ -42,8 +42,7 @@ def build_panel(network: Network) -> dict[str, Any] | None:
 
 def _read_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
     """Return (features of a key, features of a value) of one head. In latent attention (DeepSeek-V2, 2024) they are the
-    widths of its maps [heads · width, latent], for a key plus the rotary features; without maps, the widths of its
-    cache."""
+    widths of its maps [heads · width, latent], for a key plus the rotary features; else the widths of its cache."""
     assert v.cache is not None
     width = v.cache[0]
     latent = v.weft_op.attrs.get("value_dim")

@@ -99,8 +99,7 @@ def _product(c_rows, b_rows, c_there, b_there, ACROSS, STATES: tl.constexpr, BLO
     BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
     """Return C B, fp32 [tokens, WIDTH]. `c_rows` [tokens] point to the rows of C [tokens, STATES], `b_rows` [WIDTH] to
-    the columns of B [STATES, WIDTH], whose rows are ACROSS elements apart. `c_there` and `b_there` mask these rows and
-    columns."""
+    the columns of B [STATES, WIDTH], whose rows are ACROSS elements apart. `c_there` and `b_there` mask them."""
     y, n = tl.zeros((c_rows.shape[0], WIDTH), tl.float32), tl.arange(0, BLOCK_K)
     for first in range(0, BLOCK_N, BLOCK_K):
         valid = first + n < STATES

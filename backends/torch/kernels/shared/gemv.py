@@ -211,8 +211,7 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 def multiply_step(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VECTOR: tl.constexpr):
     """Return the partial sums of one step: the products [BLOCK_M, BLOCK_N, BLOCK_K / VECTOR], and Σx² [BLOCK_M, 1,
     BLOCK_K / VECTOR] if NORM is "rms", else 0.0. `weights` [1, BLOCK_N, BLOCK_K] are values; x [BLOCK_M, 1, BLOCK_K]
-    points to columns k [1, 1, BLOCK_K]; columns from `end` on count as 0. The caller divides the products by the
-    RMS."""
+    points to columns k [1, 1, BLOCK_K]; columns from `end` on count as 0. The caller divides by the RMS."""
     v = tl.load(x, mask=k < end, other=0.0).to(tl.float32)
     squares = sum_vectors(v * v, VECTOR) if NORM == "rms" else 0.0
     if NORM == "layer":

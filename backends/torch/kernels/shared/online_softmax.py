@@ -90,8 +90,7 @@ def attend(
 
 def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, axes: str, coded: bool = False) -> None:
     """Check that q, of rank `dims` with axes [batch, heads, …, d], fits k [batch, kv_heads, keys, d] and v [batch,
-    kv_heads, keys, dv]. Unless `coded`, dtypes must be equal. Raise ValueError otherwise; its message shows the
-    expected `axes`."""
+    kv_heads, keys, dv]. Unless `coded`, dtypes must be equal. Else raise ValueError that shows the expected `axes`."""
     alike = q.dim() == dims and k.dim() == 4 and k.shape[:3] == v.shape[:3]
     if not alike or (q.shape[0], q.shape[-1]) != k.shape[::3]:
         raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are not {axes}")

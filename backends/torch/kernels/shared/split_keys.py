@@ -90,8 +90,7 @@ def store_split(
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
 ):  # fmt: skip
     """Store the partial sums of split `split` of block `group`. If it is the block's only split with keys (`used` is
-    1), store the output instead. If INSIDE, the last of the block's `used` programs merges the partial sums into the
-    output.
+    1), store the output instead. If INSIDE, the last of the block's `used` programs merges the partial sums.
 
     Each block (see `block_rows`) is TAKEN of the GROUP rows of `out` […, GROUP, WIDTH]. acc [r, c] is the sum of
     2^(score − m) · v, m [r] the maxima, `total` [r] the sums of the weights; r ≥ TAKEN, c ≥ WIDTH. Scratch: partial f32
