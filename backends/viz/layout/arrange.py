@@ -19,6 +19,8 @@ import networkx as nx
 from ..model.outline import PicturePart
 
 START, END = -1, -2
+RAILS = 2  # maximum number of values that come along the right side of a scope
+LONGEST = 12  # rows that a line may pass; a longer one is replaced by its name at the reader
 
 Link = tuple[int, int]
 
@@ -129,10 +131,6 @@ def _is_independent(graph: nx.DiGraph, i: int, stream: Sequence[int]) -> bool:
     """Return whether part `i` is not in `stream` and depends neither on a part of `stream` nor on a line from START."""
     above = nx.ancestors(graph, i) | {i}
     return START not in above and not above & {*stream}
-
-
-RAILS = 2  # maximum number of values that come along the right side of a scope
-LONGEST = 12  # rows that a line may pass; a longer one is replaced by its name at the reader
 
 
 @dataclass(frozen=True)
