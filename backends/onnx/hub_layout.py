@@ -77,18 +77,6 @@ def _find_refusal(graph: Graph, states: Sequence[NamedState]) -> str | None:
     return None
 
 
-def _find_cache_refusal(states: Sequence[NamedState]) -> str | None:
-    """Return why optimum cannot keep `states` between calls; None if it can."""
-    layers = make_cache_records(states)
-    if _has_other_states(states) or any(layer["latent"] for layer in layers):
-        return "optimum keeps caches of keys and of values between calls, and no other states"
-    if any("bits" in layer for layer in layers):
-        return "optimum keeps caches of floats: leave out --cache-dtype"
-    if len({(layer["kv_heads"], layer["head_dim"]) for layer in layers}) > 1:
-        return "optimum keeps caches of one size, and its layers differ"
-    return None
-
-
 class HubFolder(OnnxFolder):
     """The models of a folder in this layout, in the precision of `target`; arguments as of `OnnxFolder`. Raises
     WeftError as it does, and if transformers.js cannot run the model."""
@@ -108,7 +96,14 @@ class HubFolder(OnnxFolder):
 
     def find_cache_refusal(self) -> str | None:
         """Return why the libraries that open the folder cannot keep the states of the model; None if they can."""
-        return _find_cache_refusal(self._states)
+        layers = make_cache_records(self._states)
+        if _has_other_states(self._states) or any(layer["latent"] for layer in layers):
+            return "optimum keeps caches of keys and of values between calls, and no other states"
+        if any("bits" in layer for layer in layers):
+            return "optimum keeps caches of floats: leave out --cache-dtype"
+        if len({(layer["kv_heads"], layer["head_dim"]) for layer in layers}) > 1:
+            return "optimum keeps caches of one size, and its layers differ"
+        return None
 
     def name_file(self, form: str) -> str:
         return name_file(form, self._target.precision)
