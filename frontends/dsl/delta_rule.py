@@ -7,7 +7,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
 
 from .build import module, named, param
-from .checks import need_activation, need_divisor, need_int, need_modules
+from .checks import need_activation, need_divisor, need_int
 from .hybrids import causal_conv
 from .layers import Norm, RMSNorm, linear
 from .state_space import init_random_decays, init_step_bias, negate_exp
@@ -44,10 +44,8 @@ class GatedDeltaNet:
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "head_dim", "v_head_dim", "groups", "rank")
         need_int(self, "conv", least=2)
         need_activation(self, self.gate)
-        need_modules(self, "norm")
         if self.groups is not None:
             need_divisor(self, "groups", "heads")
 

@@ -11,7 +11,7 @@ from weft.ir.recipes import Literal, Map, Recipe, Uniform
 from weft.ir.recipes.frequencies import Interpolate
 
 from .build import constant_param, fill, keep, kept, module, named, param, uniform
-from .checks import need, need_activation, need_int, need_modules, need_positive
+from .checks import need, need_int
 from .hybrids import causal_conv
 from .layers import LayerNorm, divide_width, linear, positions
 from .recurrence import State, scan
@@ -47,9 +47,7 @@ class RGLRU:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "width")
         need_int(self, "conv", least=2)
-        need_activation(self, self.activation)
         fits = self.width is None or self.width % self.heads == 0
         need(self, fits, f"heads={self.heads} does not divide width={self.width}")
 
@@ -90,9 +88,6 @@ class RWKVTimeMix:
 
     width: int | None = None
 
-    def __post_init__(self) -> None:
-        need_int(self, "width")
-
     def __call__(self, x: Value) -> Value:
         width, before = self.width or x.width, _delay_tokens(x)
         k, v, r = (linear(_mix_tokens(x, before, name), width, name) for name in ("k", "v", "r"))
@@ -124,9 +119,6 @@ class RWKVChannelMix:
 
     hidden: int
 
-    def __post_init__(self) -> None:
-        need_int(self, "hidden")
-
     def __call__(self, x: Value) -> Value:
         before = _delay_tokens(x)
         k, r = linear(_mix_tokens(x, before, "k"), self.hidden, "k"), linear(_mix_tokens(x, before, "r"), x.width, "r")
@@ -153,9 +145,6 @@ class MLSTM:
     norm: LayerNorm = LayerNorm(1e-6, bias=False)
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "qk_dim", "v_dim")
-        need_positive(self, "cap", "eps")
-        need_modules(self, "norm")
         for name in ("qk_dim", "v_dim"):
             width = getattr(self, name)
             need(self, width is None or width % self.heads == 0, f"heads={self.heads} does not divide {name}={width}")
@@ -213,10 +202,6 @@ class RWKV6TimeMix:
     static: bool = False
     eps: float = 64e-5
 
-    def __post_init__(self) -> None:
-        need_int(self, "heads", "mix_rank", "decay_rank")
-        need_positive(self, "eps")
-
     def __call__(self, x: Value) -> Value:
         divide_width(x, self.heads, "heads")
         change = ops.sub(_delay_tokens(x), x, name="change")
@@ -270,10 +255,6 @@ class RWKV7TimeMix:
     keep_values: str | None = None
     mix_values: str | None = None
     eps: float = 64e-5
-
-    def __post_init__(self) -> None:
-        need_int(self, "heads", "decay_rank", "rate_rank", "gate_rank", "value_rank")
-        need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         width, heads, change = x.width, self.heads, ops.sub(_delay_tokens(x), x, name="change")
@@ -334,9 +315,7 @@ class SLSTM:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        need_int(self, "heads")
         need_int(self, "conv", least=2)
-        need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         width, block = x.width, divide_width(x, self.heads, "heads")
