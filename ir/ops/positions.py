@@ -14,6 +14,7 @@ import numpy as np
 from ..op import Array, OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_cache_specs, op, require
 from ..schema.cases import case, ints, normal, positive
 from ..types import dtypes, sizes
+from .declaration import composed_op
 from .elementwise import affine, cast, clip, cos, floor, log, logical_and, mask_fill, minimum, sin, where
 from .products import embedding, matmul
 from .reduce import max as greatest
@@ -141,7 +142,7 @@ _SHAW = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12))
 _SLOTS = (normal(2, 3, 13, 4), normal(2, 3, 13, 4), np.arange(7) + np.array([[0], [6]]))
 
 
-@op(
+@composed_op(
     outputs="relative_attention present_k present_v",
     traits=[Trait.ATTENTION],
     cases=[
@@ -154,19 +155,19 @@ _SLOTS = (normal(2, 3, 13, 4), normal(2, 3, 13, 4), np.arange(7) + np.array([[0]
     ],
 )
 def relative_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    key_table: Array,
-    value_table: Array | None = None,
-    past_k: Array | None = None,
-    past_v: Array | None = None,
-    positions: Array | None = None,
-    key_mask: Array | None = None,
+    q: Value,
+    k: Value,
+    v: Value,
+    key_table: Value,
+    value_table: Value | None = None,
+    past_k: Value | None = None,
+    past_v: Value | None = None,
+    positions: Value | None = None,
+    key_mask: Value | None = None,
     *,
     heads: int,
     causal: bool = False,
-) -> Array | tuple[Array, Array, Array]:
+) -> Value | tuple[Value, Value, Value]:
     """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
 
     r = clip(j − i, −R, R) + R for query position i and key position j; w_K is key_table and w_V value_table, [2R + 1,
@@ -175,25 +176,35 @@ def relative_attention(
     d] and `positions` [batch, seq] (only if `causal` and without key_mask) k and v are written to the slots of their
     positions, a query at position i sees the slots 0 to i, and the updated caches are also returned.
     """
-    kh, vh = (t.reshape(*t.shape[:2], heads, -1).transpose(0, 2, 1, 3) for t in (k, v))
-    query_at = np.arange(q.shape[1])[None]
+    qh, kh, vh = (split_heads(t, heads) for t in (q, k, v))  # [batch, heads, n, d]
+    query_at, reach = unsqueeze(iota(q, axis=1), axes=(0,)), key_table.shape[0] // 2
     if past_k is not None and past_v is not None and positions is not None:
         query_at = positions
-        kh, vh = (scatter_rows.reference(past, new, positions, axis=2) for past, new in ((past_k, kh), (past_v, vh)))
-    qh = q.reshape(*q.shape[:2], heads, -1)
-    reach, d = len(key_table) // 2, qh.shape[-1]
-    relative = np.arange(kh.shape[2]) - query_at[:, :, None]
-    index = np.broadcast_to(np.clip(relative, -reach, reach) + reach, (len(q), *relative.shape[1:]))
-    scores = np.einsum("bshd,bhtd->bhst", qh, kh) + np.einsum("bshd,bstd->bhst", qh, key_table[index])
-    hidden = (causal & (relative > 0))[:, None]
-    hidden = hidden if key_mask is None else hidden | (key_mask == 0)[:, None, None]
-    scores = np.where(hidden, -np.inf, scores / math.sqrt(d))
-    weights = softmax.reference(scores)
-    y = np.einsum("bhst,bhtd->bshd", weights, vh)
-    if value_table is not None:
-        y = y + np.einsum("bhst,bstd->bshd", weights, value_table[index])
-    y = np.asarray(y.reshape(q.shape))
-    return y if past_k is None else (y, kh, vh)
+        kh, vh = (scatter_rows(past, new, query_at, axis=2) for past, new in ((past_k, kh), (past_v, vh)))
+    query_at, key_at = unsqueeze(query_at, axes=(2,)), cast(iota(kh, axis=2), to=query_at.type.dtype)
+    relative = unsqueeze(key_at, axes=(0, 1)) - query_at  # [batch or 1, seq, keys]
+    row = clip(relative, low=-reach, high=reach) + reach
+    scores = matmul(qh, swap_last_axes(kh)) + gather_per_query(matmul(qh, swap_last_axes(key_table)), row)
+    scores = scores * (1 / math.sqrt(qh.width))
+    relative = unsqueeze(relative, axes=(1,))
+    seen = [relative <= 0] if causal else []
+    if key_mask is not None:
+        seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1, 2)))
+    if seen:
+        scores = mask_fill(functools.reduce(logical_and, seen), scores, -math.inf)
+    weights = softmax(scores)
+    y = matmul(weights, vh)
+    if value_table is not None:  # each row times the weights of all keys at its distance
+        below = mask_fill(relative <= -reach, weights)
+        above = mask_fill(relative >= reach, weights)
+        ends = [add_up(far, axes=(3,), keepdims=True) for far in (below, above)]
+        steps = iota(slice_(value_table, axis=0, start=1, stop=2 * reach), axis=0) + (1 - reach)
+        at = query_at + cast(steps, to=query_at.type.dtype)  # position of the one key at each distance between the ends
+        last = greatest(key_at, axes=(0,), keepdims=True)
+        exists = unsqueeze((at >= 0) & (at <= last), axes=(1,))
+        between = mask_fill(exists, gather_per_query(weights, minimum(clip(at, low=0), last)))
+        y = y + matmul(concat(ends[0], between, ends[1], axis=3), value_table)
+    return merge_heads(y) if past_k is None else (merge_heads(y), kh, vh)
 
 
 @relative_attention.infer
@@ -231,39 +242,6 @@ def _(n: OpCall) -> Size:
 
 
 relative_attention.states(lambda n: list_cache_specs(n.k, n.v, n.past_k, n.heads) if n.causal else ())
-
-
-@relative_attention.body
-def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
-    qh, kh, vh = (split_heads(t, n.heads) for t in (n.q, n.k, n.v))  # [batch, heads, n, d]
-    query_at, reach = unsqueeze(iota(n.q, axis=1), axes=(0,)), n.key_table.shape[0] // 2
-    if n.past_k is not None:
-        query_at = n.positions
-        kh, vh = (scatter_rows(past, new, query_at, axis=2) for past, new in ((n.past_k, kh), (n.past_v, vh)))
-    query_at, key_at = unsqueeze(query_at, axes=(2,)), cast(iota(kh, axis=2), to=query_at.type.dtype)
-    relative = unsqueeze(key_at, axes=(0, 1)) - query_at  # [batch or 1, seq, keys]
-    row = clip(relative, low=-reach, high=reach) + reach
-    scores = matmul(qh, swap_last_axes(kh)) + gather_per_query(matmul(qh, swap_last_axes(n.key_table)), row)
-    scores = scores * (1 / math.sqrt(qh.width))
-    relative = unsqueeze(relative, axes=(1,))
-    seen = [relative <= 0] if n.causal else []
-    if n.key_mask is not None:
-        seen.append(unsqueeze(cast(n.key_mask, to=dtypes.bool_), axes=(1, 2)))
-    if seen:
-        scores = mask_fill(functools.reduce(logical_and, seen), scores, -math.inf)
-    weights = softmax(scores)
-    y = matmul(weights, vh)
-    if n.value_table is not None:  # each row times the weights of all keys at its distance
-        below = mask_fill(relative <= -reach, weights)
-        above = mask_fill(relative >= reach, weights)
-        ends = [add_up(far, axes=(3,), keepdims=True) for far in (below, above)]
-        steps = iota(slice_(n.value_table, axis=0, start=1, stop=2 * reach), axis=0) + (1 - reach)
-        at = query_at + cast(steps, to=query_at.type.dtype)  # position of the one key at each distance between the ends
-        last = greatest(key_at, axes=(0,), keepdims=True)
-        exists = unsqueeze((at >= 0) & (at <= last), axes=(1,))
-        between = mask_fill(exists, gather_per_query(weights, minimum(clip(at, low=0), last)))
-        y = y + matmul(concat(ends[0], between, ends[1], axis=3), n.value_table)
-    return merge_heads(y) if n.past_k is None else (merge_heads(y), kh, vh)
 
 
 def gather_per_query(x: Value, index: Value) -> Value:

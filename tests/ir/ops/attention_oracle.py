@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from weft.ir.ops import softmax
+from weft.ir.ops import scatter_rows, softmax
 from weft.ir.ops.caches import find_slot_positions, get_code_range
 from weft.ir.recipes.readers import Array
 from weft.ir.schema.visible_keys import VisibleKeys
@@ -146,3 +146,70 @@ def attend_arrays(
                 updated[b][:, at] = new[b]
         present.append(updated)
     return y, *present
+
+
+def attend_relative(
+    q: Array,
+    k: Array,
+    v: Array,
+    key_table: Array,
+    value_table: Array | None = None,
+    past_k: Array | None = None,
+    past_v: Array | None = None,
+    positions: Array | None = None,
+    key_mask: Array | None = None,
+    *,
+    heads: int,
+    causal: bool = False,
+) -> Array | tuple[Array, Array, Array]:
+    """The op `relative_attention` for arrays."""
+    kh, vh = (t.reshape(*t.shape[:2], heads, -1).transpose(0, 2, 1, 3) for t in (k, v))
+    query_at = np.arange(q.shape[1])[None]
+    if past_k is not None and past_v is not None and positions is not None:
+        query_at = positions
+        kh, vh = (scatter_rows.reference(past, new, positions, axis=2) for past, new in ((past_k, kh), (past_v, vh)))
+    qh = q.reshape(*q.shape[:2], heads, -1)
+    reach, d = len(key_table) // 2, qh.shape[-1]
+    relative = np.arange(kh.shape[2]) - query_at[:, :, None]
+    index = np.broadcast_to(np.clip(relative, -reach, reach) + reach, (len(q), *relative.shape[1:]))
+    scores = np.einsum("bshd,bhtd->bhst", qh, kh) + np.einsum("bshd,bstd->bhst", qh, key_table[index])
+    hidden = (causal & (relative > 0))[:, None]
+    hidden = hidden if key_mask is None else hidden | (key_mask == 0)[:, None, None]
+    scores = np.where(hidden, -np.inf, scores / math.sqrt(d))
+    weights = softmax.reference(scores)
+    y = np.einsum("bhst,bhtd->bshd", weights, vh)
+    if value_table is not None:
+        y = y + np.einsum("bhst,bstd->bshd", weights, value_table[index])
+    y = np.asarray(y.reshape(q.shape))
+    return y if past_k is None else (y, kh, vh)
+
+
+def index_keys(
+    q: Array,
+    k: Array,
+    weights: Array,
+    key_mask: Array | None = None,
+    past_k: Array | None = None,
+    positions: Array | None = None,
+    *,
+    heads: int,
+    top_k: int,
+    causal: bool = False,
+) -> Array | tuple[Array, Array]:
+    """The op `lightning_index` for arrays."""
+    kh, query_at = k[:, None], np.arange(q.shape[1])[None]
+    if past_k is not None and positions is not None:
+        kh, query_at = scatter_rows.reference(past_k, kh, positions, axis=2), positions
+    elif past_k is not None:
+        kh, query_at = np.concatenate([past_k, kh], 2), query_at + past_k.shape[2]
+    keys = kh.shape[2]
+    scores = np.einsum("bshd,bkd->bshk", q.reshape(*q.shape[:2], heads, -1), kh[:, 0])
+    scores = np.einsum("bsh,bshk->bsk", weights, np.maximum(scores, 0))
+    seen = np.broadcast_to(not causal, scores.shape) | (np.arange(keys) <= query_at[:, :, None])
+    if key_mask is not None:
+        shown = np.zeros((len(key_mask), keys), bool)
+        shown[:, : key_mask.shape[1]] = key_mask != 0
+        seen = seen & shown[:, None]
+    rank = np.argsort(np.argsort(-np.where(seen, scores, -np.inf), -1, kind="stable"), -1)
+    bias = np.where(seen & (rank < top_k), 0.0, -np.inf)[:, None]
+    return bias if past_k is None else (bias, kh)
