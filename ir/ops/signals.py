@@ -13,14 +13,17 @@ from ..schema.cases import case, normal
 from ..schema.checks import require, require_int
 from ..types import sizes
 from .activation import activate, apply_activation, check_activation
+from .declaration import composed_op
 from .elementwise import add, cast, cos, sin
 from .products import linear, matmul
 from .reduce import max as greatest
 from .tensor import concat, emit_indices, gather, iota, pad, reshape, slice_, swap_last_axes, transpose, unsqueeze
 
 
-@op(cases=[case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)), case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7))])
-def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array:
+@composed_op(
+    cases=[case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)), case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7))]
+)
+def patch_embedding(x: Value, weight: Value, bias: Value | None = None) -> Value:
     """Linear embeddings of image patches: a convolution whose stride is its kernel size.
 
     x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] or absent →
@@ -28,9 +31,10 @@ def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array
     """
     batch, channels, height, width = x.shape
     dim, _, h, w = weight.shape
-    patches = x.reshape(batch, channels, height // h, h, width // w, w).transpose(0, 2, 4, 1, 3, 5)
-    y: Array = patches.reshape(batch, -1, channels * h * w) @ weight.reshape(dim, -1).T
-    return y if bias is None else y + bias
+    rows, columns = sizes.floordiv(height, h), sizes.floordiv(width, w)
+    by_patch = transpose(reshape(x, shape=(batch, channels, rows, h, columns, w)), axes=(0, 2, 4, 1, 3, 5))
+    patches = reshape(by_patch, shape=(batch, rows * columns, channels * h * w))
+    return linear(patches, reshape(weight, shape=(dim, channels * h * w)), bias)
 
 
 @patch_embedding.infer
@@ -49,16 +53,6 @@ def _(n: OpCall) -> TensorType:
 
 
 patch_embedding.cost(lambda n: n.x.elements * n.weight.shape[0] * 2)
-
-
-@patch_embedding.body
-def _(n: OpCall) -> Value:
-    batch, channels, height, width = n.x.shape
-    dim, _, h, w = n.weight.shape
-    rows, columns = sizes.floordiv(height, h), sizes.floordiv(width, w)
-    by_patch = transpose(reshape(n.x, shape=(batch, channels, rows, h, columns, w)), axes=(0, 2, 4, 1, 3, 5))
-    patches = reshape(by_patch, shape=(batch, rows * columns, channels * h * w))
-    return linear(patches, reshape(n.weight, shape=(dim, channels * h * w)), n.bias)
 
 
 @op(
