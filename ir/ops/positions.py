@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_cache_specs, op, require
+from ..op import OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_cache_specs, require
 from ..schema.cases import case, ints, normal, positive
 from ..types import dtypes, sizes
 from .declaration import composed_op
@@ -48,12 +48,12 @@ def _infer_bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
     return like.with_shape(batch, heads, queries.shape[1], keys.shape[1])
 
 
-def _emit_relative_positions(n: OpCall) -> Value:
+def _emit_relative_positions(queries: Value, keys: Value) -> Value:
     """Emit j − i [batch, seq, keys] for the key positions j and the query positions i."""
-    return unsqueeze(n.keys, axes=(1,)) - unsqueeze(n.queries, axes=(2,))
+    return unsqueeze(keys, axes=(1,)) - unsqueeze(queries, axes=(2,))
 
 
-@op(
+@composed_op(
     cases=[
         case(normal(32, 4), *_AT),
         case(normal(32, 4), *_AT, bidirectional=False, max_distance=50),
@@ -61,8 +61,8 @@ def _emit_relative_positions(n: OpCall) -> Value:
     ]
 )
 def relative_position_bias(
-    table: Array, queries: Array, keys: Array, *, bidirectional: bool = True, max_distance: int = 128
-) -> Array:
+    table: Value, queries: Value, keys: Value, *, bidirectional: bool = True, max_distance: int = 128
+) -> Value:
     """Learned bias table[bucket(j − i), head] for query position i and key position j (Raffel 2020, T5).
 
     table [buckets, heads], queries [batch, seq], keys [batch, keys] (batch may be 1) → [batch, heads, seq, keys]. With
@@ -70,13 +70,16 @@ def relative_position_bias(
     bucket 0. The first half of the buckets of a direction are for one distance each, the rest for ranges that grow
     logarithmically; the last also covers distances from `max_distance` on.
     """
-    relative = keys[:, None, :] - queries[:, :, None]
-    count, exact, rate = _count_buckets(len(table), bidirectional, max_distance)
-    distance = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
-    far = np.floor(np.log(np.maximum(distance, 1) / exact) * rate + (exact + _NUDGE)).astype(np.int64)
-    bucket = np.where(distance < exact, distance, np.minimum(far, count - 1))
-    bucket = bucket + (relative > 0) * count if bidirectional else bucket
-    return np.asarray(table[bucket].transpose(0, 3, 1, 2))
+    relative = _emit_relative_positions(queries, keys)
+    count, exact, rate = _count_buckets(table.shape[0], bidirectional, max_distance)
+    distance = abs(relative) if bidirectional else clip(-relative, low=0)
+    ratio = cast(clip(distance, low=1), to=dtypes.f32) * (1 / exact)
+    far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
+    bucket = where(distance < exact, distance, clip(far, high=count - 1))
+    if bidirectional:
+        future = cast(relative > 0, to=bucket.type.dtype)
+        bucket = bucket + future * count
+    return transpose(embedding(bucket, table), axes=(0, 3, 1, 2))
 
 
 _NUDGE = 1e-5  # rounding may leave the logarithm of a bucket's first distance just below its integer
@@ -99,28 +102,16 @@ def _(n: OpCall) -> TensorType:
     return _infer_bias_type(table, heads, n)
 
 
-@relative_position_bias.body
-def _(n: OpCall) -> Value:
-    relative = _emit_relative_positions(n)
-    count, exact, rate = _count_buckets(n.table.shape[0], n.bidirectional, n.max_distance)
-    distance = abs(relative) if n.bidirectional else clip(-relative, low=0)
-    ratio = cast(clip(distance, low=1), to=dtypes.f32) * (1 / exact)
-    far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
-    bucket = where(distance < exact, distance, clip(far, high=count - 1))
-    if n.bidirectional:
-        future = cast(relative > 0, to=bucket.type.dtype)
-        bucket = bucket + future * count
-    return transpose(embedding(bucket, n.table), axes=(0, 3, 1, 2))
-
-
-@op(cases=[case(positive(4), *_AT), case(positive(3), ints(2, 5, high=9), ints(1, 7, high=9), symmetric=True)])
-def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False) -> Array:
+@composed_op(cases=[case(positive(4), *_AT), case(positive(3), ints(2, 5, high=9), ints(1, 7, high=9), symmetric=True)])
+def alibi(slopes: Value, queries: Value, keys: Value, *, symmetric: bool = False) -> Value:
     """Bias −slope·(i − j) for query position i and key position j (Press 2022), or −slope·\\|i − j\\| if `symmetric`.
 
     slopes [heads] (recipe AlibiSlopes), queries [batch, seq], keys [batch, keys] → [batch, heads, seq, keys].
     """
-    distance = keys[:, None, :] - queries[:, :, None]
-    return np.asarray(slopes[:, None, None] * (-np.abs(distance) if symmetric else distance)[:, None])
+    distance = _emit_relative_positions(queries, keys)
+    distance = -abs(distance) if symmetric else distance
+    slopes = reshape(slopes, shape=(slopes.width, 1, 1))
+    return slopes * unsqueeze(cast(distance, to=slopes.type.dtype), axes=(1,))
 
 
 @alibi.infer
@@ -128,14 +119,6 @@ def _(n: OpCall) -> TensorType:
     slopes: TensorType = n.slopes
     require(slopes.rank == 1 and slopes.dtype.is_float, f"slopes {slopes} must be [heads]")
     return _infer_bias_type(slopes, slopes.shape[0], n)
-
-
-@alibi.body
-def _(n: OpCall) -> Value:
-    distance = _emit_relative_positions(n)
-    distance = -abs(distance) if n.symmetric else distance
-    slopes = reshape(n.slopes, shape=(n.slopes.width, 1, 1))
-    return slopes * unsqueeze(cast(distance, to=n.slopes.type.dtype), axes=(1,))
 
 
 _SHAW = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12))
