@@ -21,9 +21,8 @@ from ..draw.comparing import check_html_suffix, draw_difference
 from ..draw.drawable import list_files
 from ..verify.error_bounds import compute_log_softmax, compute_tolerance
 from ..verify.verification import MAX_WATCHED, PROMPT
-from .llama_cpp import LOG_PROBABILITIES
 from .search import FirstDifference, find_difference
-from .sides import BisectionSide, open_side, split_prefix
+from .sides import LOG_PROBABILITIES, BisectionSide, open_side, split_prefix
 
 ANSWER = 8  # tokens that the decoder of an encoder-decoder reads
 LOGITS = "logits"

@@ -11,8 +11,8 @@ import pytest
 
 import weft
 from weft.frontends.app.api.bisect.bisection import bisect
-from weft.frontends.app.api.bisect.graph_trace import trace_graph
 from weft.frontends.app.api.bisect.search import Array, list_patterns
+from weft.frontends.app.api.bisect.sides import trace_graph
 from weft.frontends.app.api.verify.internals import make_inputs
 
 from .faults import MODELS, Fault, edit_onnx, inject_graph, inject_module, list_faults, write_model
