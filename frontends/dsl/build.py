@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
-from weft.ir.graph.origins import Origin
+from weft.ir.graph.graph import Origin
 from weft.ir.op import Op
 from weft.ir.recipes import Full, Normal, Recipe, Uniform
 from weft.ir.recipes.recipe import order_fields
