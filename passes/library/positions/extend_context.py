@@ -27,7 +27,7 @@ from ...analysis.rotary import (
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import compute_amplitude
 from ...edits.edit import derive_param, replace_param, require_param
-from .position_values import find_first_row, find_position_tables
+from .strip_positions import find_first_row, find_position_tables
 
 _SCALING = {"pi": "linear", "ntk": "ntk", "yarn": "yarn", "llama3": "llama3"}
 _LENGTHS = ("context", "max_positions", "source_context", "max_source_positions")
