@@ -15,7 +15,7 @@ from ..op import OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_
 from ..schema.cases import case, ints, normal, positive
 from ..types import dtypes, sizes
 from .declaration import composed_op
-from .elementwise import affine, cast, clip, cos, floor, log, logical_and, mask_fill, minimum, sin, where
+from .elementwise import affine, cast, clip, floor, log, logical_and, mask_fill, minimum, where
 from .products import embedding, matmul
 from .reduce import max as greatest
 from .reduce import softmax
@@ -233,16 +233,3 @@ def gather_per_query(x: Value, index: Value) -> Value:
     places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))
     rows = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(batch * seq, width, heads))
     return transpose(reshape(gather_rows(rows, places), shape=(batch, seq, count, heads)), axes=(0, 3, 1, 2))
-
-
-# -- compositions
-
-
-def emit_sinusoids(positions: Value, frequencies: Value, interleaved: bool = True) -> Value:
-    """Emit sinusoids (Vaswani 2017) [batch, seq, 2·pairs] of positions [batch, seq] and frequencies [pairs]: elements
-    2k and 2k + 1 are sin and cos of position · frequency k; if not `interleaved`, all sines come before all cosines."""
-    angles = unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)) * frequencies
-    if not interleaved:
-        return concat(sin(angles), cos(angles), axis=2)
-    pair = concat(unsqueeze(sin(angles), axes=(3,)), unsqueeze(cos(angles), axes=(3,)), axis=3)
-    return reshape(pair, shape=(*positions.shape, 2 * frequencies.width))

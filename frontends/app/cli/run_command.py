@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 from .completion import complete_sources
 from .guard import print_error
 from .open_model import open_model
-from .options import LOADING, add_loading_options, default_option, device_option, prefix_cache_option
+from .options import LOADING, add_loading_options, default_option, device_option, parse_token_ids, prefix_cache_option
 from .terminal import echo, escape_controls, print_note
 
 if TYPE_CHECKING:
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
 
 EMBEDDING = ("pooling", "normalize", "prompt_name", "truncate_dim")  # options of an embedding
-
-
-def _parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,15,7") from None
 
 
 def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any:
@@ -51,7 +44,7 @@ def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -
 @click.command("run", short_help="Generate text or chat.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: stdin.")
-@click.option("--ids", callback=_parse_token_ids, help="Token ids to continue, such as 1,15,7; prints token ids.")
+@click.option("--ids", callback=parse_token_ids, help="Token ids to continue, such as 1,15,7; prints token ids.")
 @click.option(
     "--sound",
     callback=_load_sound,
