@@ -1,9 +1,8 @@
 """The Pass: one rewrite of a graph, with its arguments, its declared effect and the check of that effect.
 
-A pass is a frozen dataclass. Its fields are its arguments, its docstring is its documentation, and defining the class
-registers the pass::
+A pass is a class; defining it makes a frozen dataclass of it and registers the pass. Its fields are its arguments, its
+docstring is its documentation::
 
-    @dataclass(frozen=True)
     class MhaToGqa(Pass):
         \"""Group the key and value heads …\"""
 
@@ -28,6 +27,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Literal
 
 from weft.ir import DType, Graph, WeftError
+from weft.ir.frozen import Frozen
 from weft.ir.op import Attr, format_type
 from weft.ir.recipes.recipe import order_fields
 from weft.ir.recipes.spelling import spell
@@ -124,8 +124,7 @@ def _format_value(value: Any) -> str:
     return "none" if value is None else json.dumps(value) if isinstance(value, (str, bool)) else str(value)
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Frozen):
     """The base class of all passes."""
 
     name: ClassVar[str] = ""

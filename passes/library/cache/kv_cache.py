@@ -6,7 +6,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -102,7 +101,6 @@ _MASKED_OPS = (ops.attention, ops.lightning_index)  # ops that read both a key m
 MIXING_REMEDY = f"mix tokens by causal attention, recurrences and convolutions only, or {NO_CACHE_REMEDY}"
 
 
-@dataclass(frozen=True)
 class KvCache(Pass):
     """Give every causal self-attention a cache and every recurrence its states.
 

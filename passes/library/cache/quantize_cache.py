@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,6 @@ from .cache_scales import FittedCache, Granularity, fit_caches, insert_maps, rem
 LEAST_TOKENS = 128  # fewer calibration tokens than that do not predict the range of other sequences
 
 
-@dataclass(frozen=True)
 class QuantizeCache(Pass):
     """Keep keys and values of causal self-attentions as integers of `bits` bits, 8 or 4.
 

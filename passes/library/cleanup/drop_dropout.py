@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, ops
 
 from ... import Pass, Trace
@@ -15,7 +13,6 @@ def has_dropout(graph: Graph) -> bool:
     return any(node.op is ops.dropout for node in graph.nodes)
 
 
-@dataclass(frozen=True)
 class DropDropout(Pass):
     """Remove dropout: dropout(x) → x, as in inference.
 

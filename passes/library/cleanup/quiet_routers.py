@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from weft.ir import Graph, WeftError, ops
@@ -20,7 +18,6 @@ def list_noise_inputs(graph: Graph) -> list[str]:
     return [name for name in graph.inputs if name.startswith(INPUT)]
 
 
-@dataclass(frozen=True)
 class QuietRouters(Pass):
     """Remove the noise that is added to the logits of routers to help training.
 

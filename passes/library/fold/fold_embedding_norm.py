@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, Param, ops
 from weft.ir.recipes.matrices import RowNorm
 
@@ -12,7 +10,6 @@ from ...edits.absorb import is_layer_norm
 from ...edits.edit import are_params, derive_param, erase_unused, replace_param, replace_uses, require_param
 
 
-@dataclass(frozen=True)
 class FoldEmbeddingNorm(Pass):
     """Normalize the rows of an embedding table once, by recipe, instead of every looked-up row.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from weft.ir import Graph, Node, Param, WeftError, ops
@@ -18,7 +16,6 @@ from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_
 INPUT = "token_type_ids"
 
 
-@dataclass(frozen=True)
 class FoldTokenTypes(Pass):
     """Remove the input token_type_ids of an encoder whose tokens all have type 0 (inputs of one segment).
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat
 
@@ -15,7 +13,6 @@ from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_
 from .pack import pack_linears
 
 
-@dataclass(frozen=True)
 class FuseParallelBlock(Pass):
     """Compute a block x + attn(N x) + ffn(N x) with one input linear and one output linear for both branches.
 

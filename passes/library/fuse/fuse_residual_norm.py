@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,7 +29,6 @@ def _fuse_norm(
     return ops.add_norm.emit(x, y, weight, bias, kind=kind, eps=eps)
 
 
-@dataclass(frozen=True)
 class FuseResidualNorm(Pass):
     """Fuse addition and norm: norm(x + y) → add_norm(x, y).
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Value, ops
 from weft.ir.ops.activation import activate
 from weft.ir.recipes import Add, Concat
@@ -14,7 +12,6 @@ from ...edits.edit import add_common_prefix, backward_slice, derive_param, erase
 from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
 
 
-@dataclass(frozen=True)
 class MergeSharedExperts(Pass):
     """Merge a sum of feed-forwards of the same value into one as wide as all of them.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Concat, Full
@@ -52,7 +51,6 @@ def has_different_layouts(weights: Iterable[Param]) -> bool:
     return len({str(find_block_layout(w.recipe, w.graph.reader)) for w in weights}) > 1
 
 
-@dataclass(frozen=True)
 class PackQkv(Pass):
     """Compute query, key and value with one linear: linear(x, [Wq; Wk; Wv]) → split.
 
@@ -129,7 +127,6 @@ def _pack_group(graph: Graph, x: Value, group: list[Node], name: str, trace: Tra
     erase_unused(graph, group)
 
 
-@dataclass(frozen=True)
 class PackGateUp(Pass):
     """Compute gate and up of a gated MLP with one linear: linear(x, [Wgate; Wup]) → split → glu.
 

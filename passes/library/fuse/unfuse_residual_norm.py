@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Value, ops
 
 from ... import Pass, Trace
 
 
-@dataclass(frozen=True)
 class UnfuseResidualNorm(Pass):
     """Split addition and norm: add_norm(x, y) → norm(x + y), and x + y for other readers of the sum.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, ops
 
 from ... import Pass, Trace
@@ -11,7 +9,6 @@ from ...analysis.projections import split_linear
 from ...edits.edit import are_params, is_feature_split
 
 
-@dataclass(frozen=True)
 class Unpack(Pass):
     """Split a packed linear into separate linears.
 

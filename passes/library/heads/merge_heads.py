@@ -42,7 +42,6 @@ class FittedHeads(HeadLayout):
         return self.weight if len(shape) == 2 or self.bias is None else self.bias
 
 
-@dataclass(frozen=True)
 class MhaToGqa(Pass):
     """Merge runs of adjacent key and value heads until `kv_heads` are left, shared by larger groups of query heads.
 

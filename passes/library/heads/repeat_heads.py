@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, WeftError, ops
 
 from ... import Pass, Trace
@@ -11,7 +9,6 @@ from ...edits.edit import rebuild_node
 from .head_layout import HeadLayout, apply_layout, find_layouts
 
 
-@dataclass(frozen=True)
 class GqaToMha(Pass):
     """Repeat key and value heads until there are `kv_heads`, by default one for every query head.
 

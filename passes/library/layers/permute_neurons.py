@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Shuffle
@@ -17,7 +16,6 @@ ShuffledRange = tuple[int, int, int, int]  # axis, start and stop, seed
 RangesByUse = dict[tuple[Node, int], tuple[ShuffledRange, ...]]  # (node, index of an operand) -> runs of that operand
 
 
-@dataclass(frozen=True)
 class PermuteNeurons(Pass):
     """Permute the hidden features of every feed-forward, and of all experts, into a random order drawn from `seed`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +20,6 @@ from ...fitting.calibration import Activations, read_tokens
 CAUTION = 5.0  # strength of the ridge: tokens, per remaining feature, that count as much as the old weight
 
 
-@dataclass(frozen=True)
 class PruneNeurons(Pass):
     """Keep the share `keep` of the hidden features of every feed-forward that contribute most to its output.
 

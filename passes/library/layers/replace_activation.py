@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.edit import erase_unused, rebuild_node, replace_uses
 
 
-@dataclass(frozen=True)
 class ReplaceActivation(Pass):
     """Replace the activation of every feed-forward by `to`: relu, relu2, gelu, gelu_tanh, gelu_quick, silu, sigmoid,
     tanh, elu, identity, or swish(β).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, ops
 from weft.ir.recipes import Permute, Scale
@@ -16,7 +15,6 @@ from ...edits.edit import derive_param, erase_unused_params, rebuild_node, requi
 from ..fold.fold_norm_scale import Site, find_site
 
 
-@dataclass(frozen=True)
 class RotateResidual(Pass):
     """Rotate the residual stream by a random orthogonal matrix Q, and undo it in the linears that read the norms.
 

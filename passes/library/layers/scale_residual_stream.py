@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Value, WeftError, ops
 
 from ... import Pass, Trace
@@ -12,7 +10,6 @@ from ...edits.absorb import absorb_input_map, make_scale_map
 from ...edits.edit import rebuild_node
 
 
-@dataclass(frozen=True)
 class ScaleResidualStream(Pass):
     """Scale the residual stream by `factor` relative to the original model, and compensate in its readers.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -33,7 +33,6 @@ _SCALING = {"pi": "linear", "ntk": "ntk", "yarn": "yarn", "llama3": "llama3"}
 _LENGTHS = ("context", "max_positions", "source_context", "max_source_positions")
 
 
-@dataclass(frozen=True)
 class ExtendContext(ScalingArguments, Pass):
     """Extend the context of a model `factor` times by scaling its RoPE frequencies or interpolating its position table.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,7 +56,6 @@ _SUMS = (ops.add, ops.add_norm)  # they add position embeddings to token embeddi
 _MASKING = {ops.less, ops.less_equal, ops.equal, ops.where}  # a bias made with them may hide keys
 
 
-@dataclass(frozen=True)
 class StripPositions(Pass):
     """Remove all positions (NoPE): rotations, added tables and sinusoids, and biases by distance.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -77,7 +76,6 @@ def _round_to_8_bits(x: Array, group: int) -> Array:
 LEAST_TOKENS = 128  # below which sizes of activations do not generalize to other texts
 
 
-@dataclass(frozen=True)
 class ScaleChannels(Pass):
     """Divide the input channels of linear maps by factors and multiply the columns of their weights by them, to reduce
     the error of quantization.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from weft.ir import Graph
@@ -11,7 +10,6 @@ from weft.ir.recipes.blocks import BlockRecipe, Kept
 from ... import Pass, Trace
 
 
-@dataclass(frozen=True)
 class KeepBlocks(Pass):
     """Mark weights whose products targets compute from the stored blocks of codes, not from dequantized values.
 

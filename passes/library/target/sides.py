@@ -84,7 +84,6 @@ HIDDEN, STATES, LOSS = "encoder_hidden_states", "last_hidden_state", "aux_loss"
 At = Literal["keys", "states", "packed"]
 
 
-@dataclass(frozen=True)
 class _Side(Pass):
     """The base of encoder-side and decoder-side: it cuts the graph and keeps the part `kind` (encoder or decoder)."""
 
@@ -134,7 +133,6 @@ class _Side(Pass):
         equivalence.check_close(expected, {name: outputs[name] for name in expected}, EXACT)
 
 
-@dataclass(frozen=True)
 class EncoderSide(_Side):
     """Keep the encoder of an encoder-decoder: the nodes that depend on the source inputs only.
 
@@ -167,7 +165,6 @@ class EncoderSide(_Side):
     see = ("decoder-side",)
 
 
-@dataclass(frozen=True)
 class DecoderSide(_Side):
     """Keep the decoder of an encoder-decoder: the nodes that depend on inputs other than the source.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph
 from weft.ir.recipes.blocks import BlockRecipe, widen_small_floats
 
@@ -16,7 +14,6 @@ def has_float4_weights(graph: Graph) -> bool:
     return any(widen_small_floats(p.recipe, graph.reader) != p.recipe for p in quantized)
 
 
-@dataclass(frozen=True)
 class WidenCodes(Pass):
     """Store weights that quantize rounded to 4-bit floats (NVFP4, MXFP4) as 8-bit integers of the same values.
 
