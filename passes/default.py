@@ -22,10 +22,9 @@ from .library.decode.heads import FuseLatent, FuseQkv
 from .library.decode.products import FuseActivation, FuseLinearResidual, PackLinears
 from .library.decode.recurrences import FuseRecurrence
 from .library.fuse.fuse_norm_linear import FuseNormLinear
-from .library.fuse.fuse_residual_norm import FuseResidualNorm
+from .library.fuse.fuse_residual_norm import FuseResidualNorm, UnfuseResidualNorm
 from .library.fuse.pack import PackGateUp, PackQkv
 from .library.fuse.unfuse import Unfuse
-from .library.fuse.unfuse_residual_norm import UnfuseResidualNorm
 
 # One node per kernel of a decode step. The order matters: recurrences and mixtures absorb norms that would otherwise be
 # fused with linears; the remaining linears are packed last.
