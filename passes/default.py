@@ -13,9 +13,8 @@ from .library.cache.last_token_logits import LastTokenLogits
 from .library.cache.rolling_buffer import RollingBuffer
 from .library.cleanup.cse import Cse
 from .library.cleanup.dce import Dce
-from .library.cleanup.drop_dropout import DropDropout, has_dropout
 from .library.cleanup.fold_constants import FoldConstants
-from .library.cleanup.quiet_routers import QuietRouters, list_noise_inputs
+from .library.cleanup.training_noise import DropDropout, QuietRouters, has_dropout, list_noise_inputs
 from .library.decode.embedding import FuseEmbedding
 from .library.decode.experts import FuseMixture, FuseRoute
 from .library.decode.heads import FuseLatent, FuseQkv

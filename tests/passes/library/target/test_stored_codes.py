@@ -1,4 +1,4 @@
-"""keep-blocks: quantized weights are read as they are stored."""
+"""keep-blocks and widen-codes: which weights stay stored codes."""
 
 from __future__ import annotations
 

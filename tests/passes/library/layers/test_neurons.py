@@ -1,4 +1,4 @@
-"""prune-neurons: which features go, that nothing else goes with them, and the refit of the down projection."""
+"""prune-neurons and permute-neurons: hidden features go, or exchange their places."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 import weft
-from weft.ir import Graph, WeftError, interpret
-from weft.ir.recipes import Literal
-from weft.passes import run_passes
+from weft.ir import Graph, WeftError, interpret, ops
+from weft.ir.recipes import Literal, Shuffle
+from weft.passes import Trace, run_passes
+from weft.passes.core.equivalence import EXACT
 
+from ...gated import UNITS, unit
+from ...models import applied, worst
 from ...rewrites import Rewrite, rewrites
+from ...zoo import ZOO
 
 ATTENTION = weft.Attention(4, rope=weft.RoPE())
 FEED_FORWARDS = {"gated": weft.GatedMLP(24), "biased": weft.MLP(24, "gelu", bias=True)}
@@ -63,3 +67,38 @@ def test_impossible_arguments_are_refused() -> None:
     for keep in (0, 1, 1.5):
         with pytest.raises(WeftError, match=f"keep={keep}.* must be between 0 and 1"):
             run_passes(build(), f"prune-neurons{{keep={keep}}}")
+
+
+@pytest.mark.parametrize(
+    "name", ["family/gpt2-untied", "family/gpt-oss", "packed/family bert", "packed/variant repeated", "family/mixtral"]
+)
+def test_permuted_model_keeps_outputs(name: str) -> None:
+    before = ZOO[name]()
+    after = applied("permute-neurons{seed=3}", before)
+    assert any(isinstance(p.recipe, Shuffle) for p in after.params.values()) and worst(before, after) <= EXACT
+    assert str(applied("permute-neurons{seed=3}", after)) == str(after)
+    other = applied("permute-neurons{seed=4}", after)
+    assert str(other) != str(after) and worst(before, other) <= EXACT
+
+
+def test_permuting_one_side_only_changes_outputs() -> None:
+    before = ZOO["family/gpt2-untied"]()
+    wrong = applied("permute-neurons", before)
+    for name, p in wrong.params.items():
+        if name.endswith("down.weight"):
+            p.recipe = before.params[name].recipe
+    assert worst(before, wrong) > 0.05
+
+
+def test_all_weights_of_a_feed_forward_are_permuted_together() -> None:
+    """Also where another pass has changed one of them since."""
+    before = applied("permute-neurons, fold-norm-scale", ZOO["packed/variant tied"]())
+    assert worst(before, applied("permute-neurons", before)) <= EXACT
+
+
+def test_weights_with_another_reader_keep_their_order() -> None:
+    before = unit(UNITS["silu"])
+    before.add_output("other", ops.linear(before.inputs["z"], before.params["up"]))
+    trace = Trace()
+    assert str(applied("permute-neurons", before, trace)) == str(before)
+    assert trace.refusals[0].reason == "its weights are also read by linear (%linear_4)"

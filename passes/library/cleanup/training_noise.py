@@ -1,4 +1,4 @@
-"""Removal of the noise of noisy routers."""
+"""Removal of dropout and of the noise of routers, which only act in training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.ir import Graph, WeftError, ops
 
 from ... import Pass, Trace
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...edits.edit import backward_slice, erase_unused
+from ...edits.edit import backward_slice, erase_unused, replace_uses
 
 INPUT = "router_noise."
 
@@ -71,3 +71,40 @@ class QuietRouters(Pass):
         quiet_inputs = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
         remaining = {name: x for name, x in quiet_inputs.items() if name in after.inputs}
         equivalence.check_close(equivalence.run(before, quiet_inputs), equivalence.run(after, remaining), EXACT)
+
+
+def has_dropout(graph: Graph) -> bool:
+    """Return whether `graph` has a node `dropout`."""
+    return any(node.op is ops.dropout for node in graph.nodes)
+
+
+class DropDropout(Pass):
+    """Remove dropout: dropout(x) → x, as in inference.
+
+    Condition: none; a PyTorch module of the resulting graph trains without dropout.
+
+    Source: Srivastava 2014, JMLR 15, section 4, which scales weights at test time; the op scales activations in
+    training.
+
+    Example drop-dropout::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %w: f32[4, 4] = normal([4, 4], std=0.5, stream="w")
+          %hidden: f32[batch, seq, 4] = linear(%x, %w)
+          %dropped: f32[batch, seq, 4] = dropout(%hidden, share=0.1)
+          %y: f32[batch, seq, 4] = add(%x, %dropped)
+          output y = %y
+        }
+    """
+
+    name = "drop-dropout"
+    effect = "exact"
+    purpose = "Simplify"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            if node.op is ops.dropout:
+                trace.record_rewrite(self.name, node.output.name)
+                replace_uses(node.output, node.required_operand("x"), rename=False)
+                graph.erase(node)
