@@ -11,8 +11,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.ops.elementwise import fill_like
-from weft.ir.schema.visible_blocks import VisibleBlocks
-from weft.ir.schema.visible_keys import PATTERNS
+from weft.ir.schema.visible_keys import PATTERNS, VisibleBlocks
 
 from .build import Layer, Renamed, fill, format_module, keep, kept, module, named, param, provided, select_attrs
 from .checks import check_fields, need, need_choice

@@ -16,11 +16,14 @@ from ...edits.edit import (
     derive_param,
     erase_unused,
     erase_unused_params,
+    find_summands,
+    find_sums,
+    has_add_norm_reader,
+    remove_summand,
     replace_param,
     replace_uses,
     require_param,
 )
-from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
 
 
 class FoldEmbeddingNorm(Pass):

@@ -8,8 +8,18 @@ from weft.ir.recipes import Add, Concat
 from ... import Pass, Trace
 from ...analysis.feed_forward import FeedForward, match_feed_forward
 from ...analysis.projections import Projections, find_projections
-from ...edits.edit import add_common_prefix, are_params, derive_param, erase_unused, is_feature_split, replace_uses
-from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
+from ...edits.edit import (
+    add_common_prefix,
+    are_params,
+    derive_param,
+    erase_unused,
+    find_summands,
+    find_sums,
+    has_add_norm_reader,
+    is_feature_split,
+    remove_summand,
+    replace_uses,
+)
 from .pack import pack_linears
 
 

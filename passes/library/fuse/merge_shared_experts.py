@@ -8,8 +8,17 @@ from weft.ir.recipes import Add, Concat
 
 from ... import Pass, Trace
 from ...analysis.feed_forward import FeedForward, Projection, match_feed_forward
-from ...edits.edit import add_common_prefix, backward_slice, derive_param, erase_unused, replace_uses
-from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
+from ...edits.edit import (
+    add_common_prefix,
+    backward_slice,
+    derive_param,
+    erase_unused,
+    find_summands,
+    find_sums,
+    has_add_norm_reader,
+    remove_summand,
+    replace_uses,
+)
 
 
 class MergeSharedExperts(Pass):
