@@ -28,7 +28,7 @@ from weft.backends.onnx.export import build_model, serialize_model
 from weft.backends.runtime.ort.session import import_onnxruntime
 from weft.backends.target import TARGETS
 from weft.ir import Graph, TensorType, dtypes, sizes
-from weft.ir.schema.visible_blocks import VisibleBlocks
+from weft.ir.schema.visible_keys import VisibleBlocks
 from weft.passes import legalize
 
 HEADS, WIDTH = 12, 768

@@ -18,12 +18,18 @@ Watch = Callable[[Node, tuple[Array, ...]], None]
 
 
 def interpret(
-    graph: Graph, inputs: Mapping[str, Array], *, params: Mapping[str, Array] | None = None, watch: Watch | None = None
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    *,
+    params: Mapping[str, Array] | None = None,
+    watch: Watch | None = None,
+    convert: Callable[[Array], Array] | None = None,
 ) -> dict[str, Array]:
     """Run `graph` on `inputs` (by input name) and return its outputs by name; floats are computed in float64.
 
     `params` has arrays for parameters by name; other parameters are computed by their recipes. `watch(node, outputs)`
-    is called after every node. Values are dropped after their last use.
+    is called after every node. Values are dropped after their last use. `convert` replaces `widen`, the conversion of
+    every array.
 
     Raises:
         WeftError: if an input is missing or unknown, or its shape does not fit its type.
@@ -31,11 +37,11 @@ def interpret(
     for name in inputs:
         if name not in graph.inputs:
             raise WeftError(f"graph {graph.name} has no input {name!r}; it has {', '.join(graph.inputs)}")
-    env: dict[Value, Array] = {}
+    env, convert = dict[Value, Array](), convert or widen
     for name, value in graph.inputs.items():
         if name not in inputs:
             raise WeftError(f"graph {graph.name} needs a value for input {name!r}: {value.type}")
-        env[value] = widen(np.asarray(inputs[name]))
+        env[value] = convert(np.asarray(inputs[name]))
     binding = bind_inputs(graph, {name: env[value].shape for name, value in graph.inputs.items()})
     # Later nodes overwrite earlier ones. Outputs count as uses: one without readers is dropped by its own node.
     last_use: dict[Value, Node] = {
@@ -52,12 +58,12 @@ def interpret(
             return None if v is None else env[v]
         # Not stored in `env`: the weights of one node are in memory at a time.
         param = graph.params[v.name]
-        return widen(np.asarray(overrides[v.name] if v.name in overrides else param.recipe.evaluate(graph.reader)))
+        return convert(np.asarray(overrides[v.name] if v.name in overrides else param.recipe.evaluate(graph.reader)))
 
     for node in graph.nodes:
         results = run_node(node.op, [fetch(v) for v in node.inputs], node.attrs, binding)
         for value, array in zip(node.outputs, results, strict=True):
-            env[value] = widen(array)
+            env[value] = convert(array)
         if watch:
             watch(node, tuple(env[v] for v in node.outputs))
         for v in dying.get(node, ()):

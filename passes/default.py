@@ -13,19 +13,17 @@ from .library.cache.last_token_logits import LastTokenLogits
 from .library.cache.rolling_buffer import RollingBuffer
 from .library.cleanup.cse import Cse
 from .library.cleanup.dce import Dce
-from .library.cleanup.drop_dropout import DropDropout, has_dropout
 from .library.cleanup.fold_constants import FoldConstants
-from .library.cleanup.quiet_routers import QuietRouters, list_noise_inputs
+from .library.cleanup.training_noise import DropDropout, QuietRouters, has_dropout, list_noise_inputs
 from .library.decode.embedding import FuseEmbedding
 from .library.decode.experts import FuseMixture, FuseRoute
 from .library.decode.heads import FuseLatent, FuseQkv
 from .library.decode.products import FuseActivation, FuseLinearResidual, PackLinears
 from .library.decode.recurrences import FuseRecurrence
 from .library.fuse.fuse_norm_linear import FuseNormLinear
-from .library.fuse.fuse_residual_norm import FuseResidualNorm
+from .library.fuse.fuse_residual_norm import FuseResidualNorm, UnfuseResidualNorm
 from .library.fuse.pack import PackGateUp, PackQkv
 from .library.fuse.unfuse import Unfuse
-from .library.fuse.unfuse_residual_norm import UnfuseResidualNorm
 
 # One node per kernel of a decode step. The order matters: recurrences and mixtures absorb norms that would otherwise be
 # fused with linears; the remaining linears are packed last.

@@ -17,8 +17,8 @@ from .edits.legalization import is_fused
 from .library.cleanup.cse import Cse
 from .library.cleanup.dce import Dce
 from .library.cleanup.fold_constants import FoldConstants
+from .library.fuse.pack import Unpack
 from .library.fuse.unfuse import Unfuse
-from .library.fuse.unpack import Unpack
 from .library.target.outputs import DropOutputs
 from .library.target.sides import DECODER, ENCODER, EncoderSide, join_encoder_decoder
 from .report import Report

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from weft.frontends.models.families import FAMILIES
+from weft.frontends.models.tables.family import tabulate_families
 from weft.frontends.models.tables.other_types import MULTIMODAL, PAIRS, REFUSED
-from weft.frontends.models.tables.overview import tabulate_families
 
 # family -> target -> way of running (full, chunked, decode) -> largest error, relative to the largest value
 Errors = dict[str, dict[str, dict[str, float]]]

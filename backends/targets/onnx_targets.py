@@ -23,7 +23,7 @@ from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, WidenOutputs, list_losses
 from weft.passes.library.target.sides import At, DecoderSide, EncoderSide
-from weft.passes.library.target.widen_codes import WidenCodes, has_float4_weights
+from weft.passes.library.target.stored_codes import WidenCodes, has_float4_weights
 
 from .. import cpu
 from ..folder_facts import FolderFacts

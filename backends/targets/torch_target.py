@@ -11,8 +11,8 @@ from weft.passes import Pass, Phase, Pipeline
 from weft.passes.default import FUSE_DECODE
 from weft.passes.edits.legalization import Accepts
 from weft.passes.forms import Form
-from weft.passes.library.cleanup.drop_dropout import DropDropout, has_dropout
-from weft.passes.library.fuse.unfuse_residual_norm import UnfuseResidualNorm
+from weft.passes.library.cleanup.training_noise import DropDropout, has_dropout
+from weft.passes.library.fuse.fuse_residual_norm import UnfuseResidualNorm
 from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, list_losses
 

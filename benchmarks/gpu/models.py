@@ -280,7 +280,7 @@ def _store_codes(graph: Graph, bits: int) -> None:
     from weft.ir.recipes.combinators import Source
     from weft.ir.types import dtypes
     from weft.passes import Trace
-    from weft.passes.library.target.keep_blocks import KeepBlocks
+    from weft.passes.library.target.stored_codes import KeepBlocks
 
     weights = {w.name: w for node in graph.nodes if node.op is ops.linear and isinstance(w := node.inputs[1], Param)}
     for name, weight in weights.items():

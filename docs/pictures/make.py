@@ -17,7 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 
 import weft
 from weft.frontends.app.api.draw.galleries import write_gallery
-from weft.frontends.app.api.draw.prompting import run_prompt
+from weft.frontends.app.api.draw.pictures import run_prompt
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "local_global.py"

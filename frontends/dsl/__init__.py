@@ -28,13 +28,12 @@ from .build import (
     trace,
     uniform,
 )
-from .delta_rule import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention, ScoredKeysAttention
 from .ffn import MLP, XIELU, GatedMLP, MoE, Router
 from .heads import HeadTransform, TaskHead
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
-from .linear_rnns import MLSTM, RGLRU, SLSTM, RWKV6TimeMix, RWKV7TimeMix, RWKVChannelMix, RWKVTimeMix
+from .linear_rnns import MLSTM, RGLRU, SLSTM, GatedDeltaNet, RWKV6TimeMix, RWKV7TimeMix, RWKVChannelMix, RWKVTimeMix
 from .mixers import (
     MLA,
     DisentangledAttention,

@@ -11,11 +11,10 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.ops.elementwise import fill_like
-from weft.ir.schema.visible_blocks import VisibleBlocks
-from weft.ir.schema.visible_keys import PATTERNS
+from weft.ir.schema.visible_keys import PATTERNS, VisibleBlocks
 
 from .build import Layer, Renamed, fill, format_module, keep, kept, module, named, param, provided, select_attrs
-from .checks import need, need_choice, need_finite, need_int, need_modules, need_positive, need_type
+from .checks import check_fields, need, need_choice
 from .layers import LayerNorm, Norm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
 
@@ -40,8 +39,6 @@ class BlockSparse:
     dense: int = 0
 
     def __post_init__(self) -> None:
-        need_int(self, "block", "first_weight")
-        need_int(self, "sides", "first", "last", "dense", least=0)
         problem = VisibleBlocks.from_attrs(vars(self)).find_problem()
         need(self, problem is None, problem or "")
 
@@ -72,9 +69,6 @@ class LightningIndex:
     norm: Norm = LayerNorm(1e-6)
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "head_dim", "top_k")
-        need_type(self, "rope", RoPE)
-        need_modules(self, "norm")
         if self.rope is not None:
             self.rope.recipe(self.head_dim)
 
@@ -102,7 +96,7 @@ class QKNorm:
     __repr__ = format_module
 
     def __post_init__(self) -> None:
-        need_modules(self, "norm")
+        check_fields(self)
         need_choice(self, "over", ("head", "each", "full"))
 
 
@@ -137,8 +131,7 @@ class Mask:
     __repr__ = format_module
 
     def __post_init__(self) -> None:
-        need_int(self, "stride", "summary")
-        need_int(self, "keep_first", least=0)
+        check_fields(self)
         need_choice(self, "pattern", PATTERNS)
         fits = self.pattern != "fixed" or self.summary <= self.stride
         need(self, fits, f"summary={self.summary} exceeds stride={self.stride}")
@@ -214,19 +207,8 @@ class Attention:
     value_conv: int | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "kv_heads", "head_dim", "window", "out_dim", "v_head_dim")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
-        need_positive(self, "clip", "softcap")
-        need_finite(self, "scale")
         need(self, not self.keys_as_values or self.v_head_dim is None, "keys_as_values needs v_head_dim=None")
-        need_type(self, "rope", RoPE)
-        need_type(self, "temperature", Temperature)
-        need_type(self, "mask", Mask, BlockSparse)
-        need_type(self, "gate", Gate, bool)
-        if not isinstance(self.qk_norm, QKNorm):
-            need_modules(self, "qk_norm")
-        need_modules(self, "sub_norm", "v_norm", "bias")
-        need_int(self, "value_conv")
         odd = self.value_conv is None or self.value_conv % 2 == 1
         need(self, odd, f"value_conv={self.value_conv} must be odd: a token is in the middle of the kernel")
         need(self, self.value_conv is None or self.groups == self.heads, f"value_conv needs kv_heads={self.heads}")

@@ -25,7 +25,7 @@ from .build import (
     providing,
     scope,
 )
-from .checks import need, need_choice, need_finite, need_int, need_modules
+from .checks import need, need_choice
 from .layers import Norm, RMSNorm, linear, positions
 
 ARRANGEMENTS = ("pre", "pre_ffn", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
@@ -65,8 +65,6 @@ class Block:
         need_choice(self, "arrangement", ARRANGEMENTS)
         need(self, 0 <= self.dropout < 1, f"dropout={self.dropout} must be at least 0 and below 1")
         need(self, any(f is not None for f in (self.attn, self.cross, self.ffn)), "attn, cross and ffn are all None")
-        need_modules(self, "attn", "cross", "ffn", "norm")
-        need_finite(self, "residual_scale")
 
     def __call__(self, x: Value) -> Value:
         sublayer_fields = ("attn", self.attn), ("cross", self.cross), ("ffn", self.ffn)
@@ -108,10 +106,6 @@ class Repeat:
     block: Layer
     times: int
 
-    def __post_init__(self) -> None:
-        need_modules(self, "block")
-        need_int(self, "times")
-
     def __call__(self, x: Value) -> Value:
         for _ in range(self.times):
             x = self.block(x)
@@ -129,7 +123,6 @@ class Initialized:
     init: Init
 
     def __post_init__(self) -> None:
-        need_modules(self, "module")
         need(self, callable(self.init), f"init={self.init!r} must be normal(…), uniform(…) or fill(…)")
 
     def __call__(self, *operands: Value) -> Value:
@@ -149,9 +142,6 @@ class AdaptedBlock:
     adapter: Layer
     norm: Norm = RMSNorm()
     normed_residual: bool = False
-
-    def __post_init__(self) -> None:
-        need_modules(self, "block", "adapter", "norm")
 
     def __call__(self, x: Value) -> Value:
         x, norm = self.block(x), named(self.norm, "adapter_norm")
@@ -174,9 +164,6 @@ class ShortcutBlock:
     ffn: Layer
     moe: Layer
     norm: Norm = RMSNorm()
-
-    def __post_init__(self) -> None:
-        need_modules(self, "attn", "ffn", "moe", "norm")
 
     def __call__(self, x: Value) -> Value:
         moe_output: Value | None = None
@@ -213,8 +200,6 @@ class MixtureOfDepths:
     aux_loss: float = 0.0
 
     def __post_init__(self) -> None:
-        need_modules(self, "block")
-        need_int(self, "capacity")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
         need(self, self.capacity is not None or not self.aux_loss, "aux_loss needs capacity=...")
 

@@ -23,11 +23,13 @@ from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
-from weft.ir.graph.origins import Origin
+from weft.ir.graph.graph import Origin
 from weft.ir.op import Op
 from weft.ir.recipes import Full, Normal, Recipe, Uniform
 from weft.ir.recipes.recipe import order_fields
 from weft.ir.types import TensorType, dtypes
+
+from .checks import check_fields
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -131,13 +133,15 @@ def module(
 
     A module in two fields (or repeated in a list) is copied into each, so every place has its own parameters; calling
     the same field twice shares them. A `leaf`, such as `RMSNorm`, emits in the scope of its caller and names its value
-    and parameters after itself (`get_leaf_name`).
+    and parameters after itself (`get_leaf_name`). Modules of weft check their fields first (`check_fields`).
 
     `renamed` keeps arguments of earlier versions valid. It maps a field to the names of old arguments and a function,
     which gets the field's value (None if not given) and a dict of the old arguments, and returns the new value.
     """
 
     def declare(c: type[T]) -> type[T]:
+        if c.__module__.startswith(__package__):
+            _add_checks(c)
         wrapped: Any = dataclass(frozen=True, repr=False)(c)
         if not any("__call__" in vars(base) for base in wrapped.__mro__):
             raise TypeError(f"module {c.__name__} needs a __call__ that emits ops")
@@ -158,6 +162,18 @@ def module(
         return result
 
     return declare if cls is None else declare(cls)
+
+
+def _add_checks(cls: Any) -> None:
+    """Let the dataclass `cls` check its fields before its own ``__post_init__``."""
+    check = getattr(cls, "__post_init__", None)
+
+    def post_init(self: Any) -> None:
+        check_fields(self)
+        if check is not None:
+            check(self)
+
+    cls.__post_init__ = post_init
 
 
 def _rename_arguments(owner: str, arguments: dict[str, Any], renamed: Renamed) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import types
+import typing
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
 
 from weft.ir.errors import WeftError
+from weft.ir.graph import Value
 from weft.ir.ops.activation import check_activation
 from weft.ir.storage.documents import quote_value
 
@@ -22,6 +27,44 @@ COUNTS = (  # names of fields that count such parts; a block of `BlockSparse` ga
     *("layers", "times", "heads", "kv_heads", "experts", "zero_experts", "state", "norm_groups", "streams"),
     *("sides", "first", "last"),
 )
+
+
+FROM_ZERO = ("token", "start", "skip", "sides", "first", "last", "prefix_tokens", "projection")
+POSITIVE = ("eps", "limit", "clip", "cap", "softcap", "logit_softcap", "decay", "max_bias", "least_step", "capacity")
+REMEDIES = {"position_bias": "give other biases to Attention(bias=...)"}
+
+
+def check_fields(module: object) -> None:
+    """Raise WeftError unless the fields of `module` are None, or fit their types: numbers, modules, other classes.
+
+    Integers are at least 1, or 0 if that is their default or they are in `FROM_ZERO`. Floats are finite, and positive
+    if they are in `POSITIVE` and their default is not negative. For a norm or a layer, any module fits.
+    """
+    cls: Any = type(module)
+    for name, kinds, default in _list_kinds(cls):
+        value = getattr(module, name)
+        if kinds == (int,):
+            need_int(module, name, least=0 if default == 0 or name in FROM_ZERO else 1)
+        elif kinds in ((float,), (int, float)):
+            is_positive = name in POSITIVE and not (isinstance(default, float) and default < 0)
+            (need_positive if is_positive else need_finite)(module, name)
+        elif name == "activation" and isinstance(value, str):
+            need_activation(module, value)
+        elif any(typing.get_args(kind)[-1:] == (Value,) or hasattr(kind, "plain") for kind in kinds):
+            if not isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type))):
+                need_modules(module, name)
+        elif kinds not in ((bool,), (str,), (Any,)) and all(isinstance(kind, type) for kind in kinds):
+            need_type(module, name, *kinds, otherwise=REMEDIES.get(name, ""))
+
+
+@functools.cache
+def _list_kinds(cls: type) -> list[tuple[str, tuple[Any, ...], Any]]:
+    """Return (name, alternatives of its type except None, default) for each field of the dataclass `cls`."""
+    kinds = typing.get_type_hints(cls)
+    for name, hint in kinds.items():
+        is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+        kinds[name] = tuple(k for k in (typing.get_args(hint) if is_union else (hint,)) if k is not types.NoneType)
+    return [(f.name, kinds[f.name], f.default) for f in fields(cls)]
 
 
 def need_int(module: object, *names: str, least: int = 1) -> None:

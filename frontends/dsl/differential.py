@@ -8,7 +8,7 @@ from weft.ir import ops
 from weft.ir.graph import Value
 
 from .build import fill, get_layer_index, module, named, normal, param, provided
-from .checks import need, need_int, need_modules, need_positive, need_type
+from .checks import need
 from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE
 
@@ -35,9 +35,6 @@ class DifferentialAttention:
     causal: bool | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "kv_heads", "head_dim")
-        need_positive(self, "eps")
-        need_type(self, "rope", RoPE)
         need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even: heads form pairs")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
         start = self.lambda_init
@@ -106,9 +103,6 @@ class ScoredKeysAttention:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "kv_heads", "head_dim", "window")
-        need_type(self, "rope", RoPE)
-        need_modules(self, "norm")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
 
     @property
@@ -162,8 +156,6 @@ class MixtureOfAttention:
     rope: RoPE | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "experts", "k", "kv_heads", "head_dim")
-        need_type(self, "rope", RoPE)
         need(self, self.k <= self.experts, f"k={self.k} exceeds experts={self.experts}")
 
     def __call__(self, x: Value) -> Value:

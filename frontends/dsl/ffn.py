@@ -14,7 +14,7 @@ from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import emit_hierarchical_routing, emit_noisy_logits, emit_sparse_mixer
 
 from .build import Layer, contribute, fill, format_module, get_builder, module, param, select_attrs
-from .checks import need, need_activation, need_choice, need_finite, need_int, need_modules, need_positive, need_type
+from .checks import check_fields, need, need_choice, need_positive
 from .layers import Norm, linear
 
 CHOICES = ("token", "expert", "hierarchical", "sparsemixer")
@@ -32,14 +32,6 @@ class MLP:
     activation: str | Layer = "gelu"
     bias: bool = False
     sub_norm: Norm | None = None
-
-    def __post_init__(self) -> None:
-        need_int(self, "hidden")
-        if isinstance(self.activation, str):
-            need_activation(self, self.activation)
-        else:
-            need_modules(self, "activation")
-        need_modules(self, "sub_norm")
 
     def __call__(self, x: Value) -> Value:
         """Map x [..., dim] to a value of the same shape."""
@@ -67,11 +59,7 @@ class GatedMLP:
     sparsity: float = 0.0
 
     def __post_init__(self) -> None:
-        need_int(self, "hidden")
-        need_activation(self, self.activation)
-        need_positive(self, "limit")
         need(self, 0 <= self.sparsity < 1, f"sparsity={self.sparsity} must be at least 0 and below 1")
-        need_modules(self, "sub_norm")
 
     @classmethod
     def matched(cls, hidden: int, multiple: int = 1, activation: str = "silu", bias: bool = False) -> GatedMLP:
@@ -107,9 +95,6 @@ class XIELU:
 
     beta: float = 0.5
     eps: float = -1e-6
-
-    def __post_init__(self) -> None:
-        need_finite(self, "beta", "eps")
 
     def __call__(self, x: Value) -> Value:
         """Map x [..., width] to a value of the same shape."""
@@ -165,9 +150,8 @@ class Router:
     __repr__ = format_module
 
     def __post_init__(self) -> None:
-        need_int(self, "groups", "top_groups")
-        need_int(self, "zero_experts", least=0)
-        need_positive(self, "scale", "capacity")
+        check_fields(self)
+        need_positive(self, "scale")
         need_choice(self, "choice", CHOICES)
         need_choice(self, "scoring", ("softmax", "sigmoid"))
         need_choice(self, "group_score", ("max", "top2"))
@@ -223,10 +207,6 @@ class MoE:
     latent: int | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "experts", "hidden", "k", "latent")
-        need_activation(self, self.activation)
-        need_positive(self, "limit")
-        need_type(self, "router", Router)
         router = self.router
         divides = self.experts % router.groups == 0
         need(self, divides, f"groups={router.groups} does not divide experts={self.experts}")
@@ -241,7 +221,6 @@ class MoE:
         wanted = "k=1, choice='token' and no capacity or zero_experts"
         need(self, single or not self.weigh_input, f"weigh_input needs {wanted}")
         need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
-        need_modules(self, "shared")
         need(self, self.shared is not None or not self.shared_gate, "shared_gate needs shared=...")
 
     def __call__(self, x: Value, routed_by: Value | None = None) -> Value:

@@ -11,7 +11,7 @@ from weft.ir.ops.activation import activate
 from weft.ir.types import dtypes
 
 from .build import module, named, provided
-from .checks import need, need_activation, need_choice, need_int, need_modules, need_type
+from .checks import need, need_choice, need_int, need_type
 from .layers import Norm, linear
 
 TASKS = (  # the names of pipelines of transformers, where there is one
@@ -36,12 +36,6 @@ class HeadTransform:
     activation: str | None = "gelu"
     bias: bool = False
     width: int | None = None
-
-    def __post_init__(self) -> None:
-        need_modules(self, "norm")
-        need_int(self, "width")
-        if self.activation is not None:
-            need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
         """Map x [..., dim] to [..., width]."""
@@ -83,9 +77,7 @@ class TaskHead:
         for name, choices in (("pool", POOLS), ("problem_type", PROBLEMS)):
             if getattr(self, name) is not None:
                 need_choice(self, name, choices)
-        need_type(self, "transform", HeadTransform)
         need_type(self, "also", TaskHead)
-        need_int(self, "token", least=0)
         if isinstance(self.labels, list):
             object.__setattr__(self, "labels", tuple(self.labels))
         if isinstance(self.labels, int):

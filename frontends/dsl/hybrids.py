@@ -9,7 +9,7 @@ from weft.ir.ops.activation import activate
 from weft.ir.recipes import Literal
 
 from .build import Layer, fill, module, named, param, provided, uniform
-from .checks import need, need_activation, need_int, need_modules, need_positive
+from .checks import need, need_int
 from .layers import Norm, RMSNorm, divide_width, linear
 
 
@@ -42,9 +42,6 @@ class ParallelHybrid:
     attention: Layer
     ssm: Layer
 
-    def __post_init__(self) -> None:
-        need_modules(self, "attention", "ssm")
-
     def __call__(self, x: Value) -> Value:
         ssm, attention = self.ssm(x), self.attention(x)
         if ssm.type != attention.type:
@@ -67,7 +64,6 @@ class MemoryBlock:
     norm: Norm = RMSNorm()
 
     def __post_init__(self) -> None:
-        need_modules(self, "mamba", "attn", "ffn", "norm")
         need(self, (self.attn is None) == (self.ffn is None), "attn and ffn need each other: give both or none")
 
     def __call__(self, x: Value) -> Value:
@@ -98,12 +94,6 @@ class LightningAttention:
     activation: str = "silu"
     norm: Norm = RMSNorm()
 
-    def __post_init__(self) -> None:
-        need_int(self, "heads", "head_dim")
-        need_positive(self, "decay")
-        need_activation(self, self.activation)
-        need_modules(self, "norm")
-
     def __call__(self, x: Value) -> Value:
         heads = self.heads
         width = heads * (self.head_dim or divide_width(x, heads, "heads"))
@@ -129,7 +119,6 @@ class NormedResidual:
     ffn_scales: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
-        need_modules(self, "attn", "ffn", "norm")
         for name in ("attn_scales", "ffn_scales"):
             scales = getattr(self, name)
             fits = isinstance(scales, tuple) and len(scales) == 2 and all(isinstance(s, int | float) for s in scales)

@@ -9,7 +9,6 @@ from weft.ir.recipes.frequencies import Sinusoid
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Init, constant_param, fill, get_builder, get_leaf_name, module, param, provided
-from .checks import need_int, need_positive
 
 
 def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
@@ -52,9 +51,6 @@ class RMSNorm:
     eps: float = 1e-6
     weight: bool = True
 
-    def __post_init__(self) -> None:
-        need_positive(self, "eps")
-
     def __call__(self, x: Value) -> Value:
         name = get_leaf_name()
         weight = param(f"{name}.weight", (x.width,), fill(1.0)) if self.weight else None
@@ -72,9 +68,6 @@ class LayerNorm:
     eps: float = 1e-5
     weight: bool = True
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         name = get_leaf_name()
@@ -99,10 +92,6 @@ class LearnedPositions:
 
     length: int
     offset: int = 0
-
-    def __post_init__(self) -> None:
-        need_int(self, "length")
-        need_int(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
         name = get_leaf_name()
@@ -129,10 +118,6 @@ class Sinusoidal:
     interleaved: bool = True
     offset: int = 0
     inclusive: bool = False
-
-    def __post_init__(self) -> None:
-        need_int(self, "length")
-        need_int(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
         if x.width % 2:

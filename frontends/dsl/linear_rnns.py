@@ -1,4 +1,4 @@
-"""Recurrent layers of published models: the RG-LRU of Griffin, the mixers of RWKV-4 to RWKV-7, both cells of xLSTM."""
+"""Recurrent layers of published models: RG-LRU, RWKV-4 to RWKV-7, the cells of xLSTM, gated delta rules."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from weft.ir.recipes import Literal, Map, Recipe, Uniform
 from weft.ir.recipes.frequencies import Interpolate
 
 from .build import constant_param, fill, keep, kept, module, named, param, uniform
-from .checks import need, need_activation, need_int, need_modules, need_positive
+from .checks import need, need_activation, need_divisor, need_int
 from .hybrids import causal_conv
-from .layers import LayerNorm, divide_width, linear, positions
+from .layers import LayerNorm, Norm, RMSNorm, divide_width, linear, positions
 from .recurrence import State, scan
+from .state_space import init_random_decays, init_step_bias, negate_exp
 
 _MAX_RATE = 8.0  # −log a per token is at most this times softplus of the parameter
 _LOWEST = -1e30  # the initial maximum of exponents; −∞ would give NaN in differences
@@ -47,9 +48,7 @@ class RGLRU:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "width")
         need_int(self, "conv", least=2)
-        need_activation(self, self.activation)
         fits = self.width is None or self.width % self.heads == 0
         need(self, fits, f"heads={self.heads} does not divide width={self.width}")
 
@@ -90,9 +89,6 @@ class RWKVTimeMix:
 
     width: int | None = None
 
-    def __post_init__(self) -> None:
-        need_int(self, "width")
-
     def __call__(self, x: Value) -> Value:
         width, before = self.width or x.width, _delay_tokens(x)
         k, v, r = (linear(_mix_tokens(x, before, name), width, name) for name in ("k", "v", "r"))
@@ -124,9 +120,6 @@ class RWKVChannelMix:
 
     hidden: int
 
-    def __post_init__(self) -> None:
-        need_int(self, "hidden")
-
     def __call__(self, x: Value) -> Value:
         before = _delay_tokens(x)
         k, r = linear(_mix_tokens(x, before, "k"), self.hidden, "k"), linear(_mix_tokens(x, before, "r"), x.width, "r")
@@ -153,9 +146,6 @@ class MLSTM:
     norm: LayerNorm = LayerNorm(1e-6, bias=False)
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "qk_dim", "v_dim")
-        need_positive(self, "cap", "eps")
-        need_modules(self, "norm")
         for name in ("qk_dim", "v_dim"):
             width = getattr(self, name)
             need(self, width is None or width % self.heads == 0, f"heads={self.heads} does not divide {name}={width}")
@@ -213,10 +203,6 @@ class RWKV6TimeMix:
     static: bool = False
     eps: float = 64e-5
 
-    def __post_init__(self) -> None:
-        need_int(self, "heads", "mix_rank", "decay_rank")
-        need_positive(self, "eps")
-
     def __call__(self, x: Value) -> Value:
         divide_width(x, self.heads, "heads")
         change = ops.sub(_delay_tokens(x), x, name="change")
@@ -270,10 +256,6 @@ class RWKV7TimeMix:
     keep_values: str | None = None
     mix_values: str | None = None
     eps: float = 64e-5
-
-    def __post_init__(self) -> None:
-        need_int(self, "heads", "decay_rank", "rate_rank", "gate_rank", "value_rank")
-        need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         width, heads, change = x.width, self.heads, ops.sub(_delay_tokens(x), x, name="change")
@@ -334,9 +316,7 @@ class SLSTM:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        need_int(self, "heads")
         need_int(self, "conv", least=2)
-        need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         width, block = x.width, divide_width(x, self.heads, "heads")
@@ -389,3 +369,81 @@ def _norm_heads(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
     joined = ops.reshape(ops.layer_norm(split, eps=eps, name="norm"), shape=x.shape)
     scaled = ops.mul(joined, param("norm.weight", (x.width,), fill(1.0)), name="normed")
     return ops.add(scaled, param("norm.bias", (x.width,), fill(0.0)), name="shifted") if bias else scaled
+
+
+_TINY = 1e-6  # added to the squared norm of a key
+
+
+@module
+class GatedDeltaNet:
+    """The gated delta rule with `heads` value heads in `groups` groups that share q and k (Yang 2024, Gated DeltaNet).
+
+    - q, k, v: projected by ``qkv.weight`` [2·groups·head_dim + heads·v_head_dim, dim], in this order; then a causal
+      convolution over `conv` tokens, ``conv.weight``, and SiLU; q and k of each head are divided by their norms, q also
+      by √head_dim.
+    - β = σ(W x), W = ``beta.weight`` [heads, dim]; doubled with `negative`, for negative eigenvalues (Grazzi 2024).
+    - log decay of the state: −e^a_log · softplus(W x + b), W = ``dt.weight`` [heads, dim], b = ``dt.bias``, ``a_log``
+      [heads]. With `per_key` every key feature has a decay (Kimi Linear, 2025), and dt has heads·head_dim outputs.
+    - The output of the op `gated_delta_rule` is normalized per head by `norm`, multiplied by the activation `gate` of
+      W x, W = ``gate.weight`` [heads·v_head_dim, dim], and projected by ``out.weight``.
+
+    With `rank`, decay and gate have factorized projections: ``dt_down.weight`` and ``gate_down.weight`` [rank, dim],
+    ``dt.weight`` and ``gate.weight`` [..., rank]. `groups` defaults to `heads`, `v_head_dim` to `head_dim`.
+    """
+
+    heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    groups: int | None = None
+    conv: int = 4
+    gate: str = "silu"
+    norm: Norm = RMSNorm()
+    negative: bool = False
+    per_key: bool = False
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        need_int(self, "conv", least=2)
+        need_activation(self, self.gate)
+        if self.groups is not None:
+            need_divisor(self, "groups", "heads")
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Return the widths of k (groups · head_dim) and of v (heads · v_head_dim)."""
+        return (self.groups or self.heads) * self.head_dim, self.heads * (self.v_head_dim or self.head_dim)
+
+    def __call__(self, x: Value) -> Value:
+        keys, values = self.widths
+        mixed = causal_conv(linear(x, 2 * keys + values, "qkv"), self.conv, False, "silu")
+        q, k, v = ops.split.emit(mixed, sizes=(keys, keys, values), name=("q", "k", "v"))
+        # RMSNorm divides by √mean, not by the length: a factor 1/√head_dim gives length 1, and q gets it twice.
+        q, k = self._normalize(q, 1 / self.head_dim, "q_unit"), self._normalize(k, self.head_dim**-0.5, "k_unit")
+        beta = ops.sigmoid(linear(x, self.heads, "beta"), name="rate")
+        beta = ops.affine(beta, by=2.0, name="rate_doubled") if self.negative else beta
+        groups = self.groups or self.heads
+        y = ops.gated_delta_rule(q, k, v, beta, self._compute_decay(x), heads=self.heads, groups=groups)
+        by_head = ops.reshape(y, shape=(*y.shape[:2], self.heads, values // self.heads), name="by_head")
+        normed = ops.reshape(named(self.norm, "norm")(by_head), shape=y.shape, name="normed")
+        gate = linear(self._project_down(x, "gate_down"), values, "gate")
+        return linear(ops.mul(normed, activate(gate, self.gate), name="gated"), x.width, "out")
+
+    def _normalize(self, x: Value, factor: float, name: str) -> Value:
+        """Return x [batch, seq, n·head_dim] with each head divided by its root mean square, times `factor`."""
+        by_head = ops.reshape(x, shape=(*x.shape[:2], x.width // self.head_dim, self.head_dim))
+        normed = ops.rms_norm(by_head, eps=_TINY / self.head_dim)
+        return ops.reshape(ops.affine(normed, by=factor), shape=x.shape, name=name)
+
+    def _compute_decay(self, x: Value) -> Value:
+        """Return the log decay [batch, seq, heads], or [batch, seq, heads·head_dim] with `per_key`; at most 0."""
+        rates = negate_exp(param("a_log", (self.heads,), init_random_decays))
+        width = self.heads * (self.head_dim if self.per_key else 1)
+        step = linear(self._project_down(x, "dt_down"), width, "dt")
+        delta = ops.softplus(ops.add(step, param("dt.bias", (width,), init_step_bias), name="dt_biased"), name="delta")
+        if not self.per_key:
+            return ops.mul(delta, rates, name="decay")
+        by_head = ops.reshape(delta, shape=(*x.shape[:2], self.heads, self.head_dim))
+        return ops.reshape(ops.mul(by_head, ops.unsqueeze(rates, axes=(1,))), shape=delta.shape, name="decay")
+
+    def _project_down(self, x: Value, name: str) -> Value:
+        return x if self.rank is None else linear(x, self.rank, name)

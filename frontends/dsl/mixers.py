@@ -10,7 +10,7 @@ from weft.ir.ops.positions import gather_per_query
 
 from .attention import LightningIndex
 from .build import fill, keep, kept, module, named, param, provided, uniform
-from .checks import need, need_finite, need_int, need_modules, need_type
+from .checks import need
 from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
 
@@ -49,14 +49,8 @@ class MLA:
     share_index: str | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
-        need_type(self, "index", LightningIndex)
         need(self, self.index is None or not self.share_index, "index and share_index exclude each other")
         need(self, self.index is not None or not self.keep_index, "keep_index needs index=...")
-        need_finite(self, "scale")
-        need_type(self, "rope", RoPE)
-        need_type(self, "temperature", Temperature)
-        need_modules(self, "norm")
         if self.rope is not None:
             self.rope.recipe(self.rope_dim)
 
@@ -116,9 +110,6 @@ class RelativeAttention:
     causal: bool | None = None
     bias: bool = False
 
-    def __post_init__(self) -> None:
-        need_int(self, "heads", "clip")
-
     def __call__(self, x: Value) -> Value:
         table = 2 * self.clip + 1, divide_width(x, self.heads, "heads")
         q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
@@ -143,8 +134,6 @@ class LinearAttention:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        need_int(self, "heads")
-        need_type(self, "rope", RoPE)
         if self.rope is not None:
             need(self, self.rope.amplitude == 1, f"amplitude={self.rope.amplitude} of rope must be 1")
 
@@ -191,9 +180,6 @@ class DisentangledAttention:
     shared: bool = False
     key_bias: bool = True
 
-    def __post_init__(self) -> None:
-        need_int(self, "heads")
-
     def __call__(self, x: Value) -> Value:
         if is_causal():
             raise WeftError("disentangled attention is not causal: it belongs in an Encoder")
@@ -239,9 +225,6 @@ class TransformerXLAttention:
     """
 
     heads: int
-
-    def __post_init__(self) -> None:
-        need_int(self, "heads")
 
     def __call__(self, x: Value) -> Value:
         table, index, same = (provided(name) for name in ("relative_table", "relative_rows", "same_segment"))
@@ -291,11 +274,6 @@ class TransientGlobalAttention:
     norm: Norm = RMSNorm()
     scale: float | None = None
 
-    def __post_init__(self) -> None:
-        need_int(self, "heads", "head_dim")
-        need_finite(self, "scale")
-        need_modules(self, "norm")
-
     def __call__(self, x: Value) -> Value:
         facts = ("global_members", "run_queries", "run_keys", "run_mask", "run_bias")
         members, queries, keys, mask, bias = map(provided, facts)
@@ -333,7 +311,6 @@ class SpanConvAttention:
     conv: int = 9
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "conv", least=1)
         need(self, self.conv % 2 == 1 and self.conv > 1, f"conv={self.conv} must be odd and above 1")
 
     def __call__(self, x: Value) -> Value:

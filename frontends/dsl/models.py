@@ -14,8 +14,8 @@ from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, get_builder, keep, module, named, param, provided, providing, trace_as
-from .checks import need, need_finite, need_int, need_modules, need_positive, need_type
-from .heads import HeadTransform, TaskHead
+from .checks import need, need_int
+from .heads import TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .outputs import SentencePooling
 from .position_bias import RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
@@ -26,15 +26,10 @@ IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
 
 
 def _check_settings(model: Decoder | Encoder) -> None:
-    need_int(model, "vocab", "dim", "context")
     check_layers(model)
-    need_finite(model, "embed_scale")
-    need_modules(model, "embed_norm")
-    need_type(model, "positions", LearnedPositions, Sinusoidal)
     if model.positions is not None and model.context is not None:
         fits = model.context <= model.positions.length
         need(model, fits, f"context={model.context} exceeds length={model.positions.length} of positions")
-    need_type(model, "position_bias", T5Bias, otherwise="give other biases to Attention(bias=...)")
     bias = model.position_bias
     need(model, bias is None or bias.heads is not None, "position_bias needs heads=..., as all layers share it")
 
@@ -166,18 +161,11 @@ class Decoder(Displayable):
     per_layer: PerLayerEmbedding | None = None
     spread: Layer | None = None
     gather: Layer | None = None
-    head_transform: HeadTransform | None = None
+    head_transform: Layer | None = None
     head: TaskHead | None = None
 
     def __post_init__(self) -> None:
         _check_settings(self)
-        need_type(self, "head", TaskHead)
-        need_type(self, "per_layer", PerLayerEmbedding)
-        need_modules(self, "spread", "gather", "head_transform")
-        need_finite(self, "logit_scale")
-        need_positive(self, "logit_softcap")
-        if not isinstance(self.final_norm, bool):
-            need_modules(self, "final_norm")
 
     def __call__(self, input_ids: Value, attention_mask: Value | None = None) -> Any:
         """Map input_ids [batch, seq] to logits [batch, seq, vocab].
@@ -243,10 +231,6 @@ class MaskScaling:
     token: int
     trained: float = 0.15 * 0.8
 
-    def __post_init__(self) -> None:
-        need_int(self, "token", least=0)
-        need_finite(self, "trained")
-
     def __call__(self, x: Value, ids: Value) -> Value:
         """Map x [batch, seq, dim] and the ids [batch, seq] of its tokens to a value of the shape of x."""
         mask = provided("key_mask")
@@ -295,13 +279,6 @@ class Encoder(Displayable):
 
     def __post_init__(self) -> None:
         _check_settings(self)
-        need_type(self, "head", TaskHead)
-        need_int(self, "token_types", least=0)
-        need_int(self, "embed_dim")
-        need_modules(self, "final_norm")
-        need_type(self, "relative", RelativeTable, SinusoidalDistances, TransientGlobals)
-        need_type(self, "sentence", SentencePooling)
-        need_type(self, "mask_scaling", MaskScaling)
 
     def __call__(
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None

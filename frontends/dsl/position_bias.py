@@ -38,7 +38,7 @@ class ALiBi:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        need_positive(self, "max_bias", "scale")
+        need_positive(self, "scale")
 
     def __call__(self, x: Value, heads: int, causal: bool | None = None) -> Value:
         """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]; `causal` None follows the model."""
@@ -62,10 +62,7 @@ class T5Bias:
     heads: int | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "buckets", least=4)
-        need_int(self, "max_distance", "heads")
-        reached = self.max_distance > self.buckets // 2
-        need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
+        _check_buckets(self)
 
     def __call__(self, x: Value, heads: int | None = None, causal: bool | None = None) -> Value:
         """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]. The field `heads` overrides the
@@ -76,6 +73,12 @@ class T5Bias:
         table, at = param("weight", (self.buckets, heads)), _find_positions(x)
         bidirectional = not is_causal(causal)
         return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
+
+
+def _check_buckets(bias: T5Bias | TransientGlobals) -> None:
+    need_int(bias, "buckets", least=4)
+    reached = bias.max_distance > bias.buckets // 2
+    need(bias, reached, f"max_distance={bias.max_distance} must exceed half of buckets={bias.buckets}")
 
 
 @module
@@ -92,7 +95,6 @@ class RelativeTable:
     norm: LayerNorm | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "span", "max_distance")
         need_type(self, "norm", LayerNorm)
         exact = self.span // 2
         fits = self.max_distance is None or (exact > 0 and self.max_distance > exact + 1)
@@ -133,9 +135,6 @@ class SinusoidalDistances:
 
     clamp: int | None = None
     segments: bool = False
-
-    def __post_init__(self) -> None:
-        need_int(self, "clamp")
 
     def __call__(self, x: Value) -> dict[str, Value]:
         """Return ``relative_table`` [2·seq, dim], rows for the distances 0, 1, …, seq − 1, 0, −1, …, 1 − seq, and
@@ -178,10 +177,7 @@ class TransientGlobals:
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        need_int(self, "heads", "window", "block", "max_distance")
-        need_int(self, "buckets", least=4)
-        reached = self.max_distance > self.buckets // 2
-        need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
+        _check_buckets(self)
 
     def __call__(self, x: Value) -> dict[str, Value]:
         """Return the values that `TransientGlobalAttention` reads, by name, for x [batch, seq, dim].

@@ -12,7 +12,7 @@ from weft.ir.recipes.frequencies import SCALINGS, RopeFrequencies, RopeScaling
 from weft.ir.types import dtypes
 
 from .build import constant_param, format_module, module
-from .checks import need, need_choice, need_finite, need_int, need_positive
+from .checks import need, need_choice, need_int, need_positive
 from .layers import positions
 
 BLOCKS = 512  # of a `Temperature`
@@ -85,11 +85,6 @@ class Temperature:
     strength: float
     length: int
     offset: int = 0
-
-    def __post_init__(self) -> None:
-        need_finite(self, "strength")
-        need_int(self, "length")
-        need_int(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, width] to a value of the same shape."""

@@ -14,7 +14,7 @@ from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, fill, get_leaf_name, module, named, param, provided, providing, scope, trace_as
-from .checks import need, need_activation, need_choice, need_int, need_modules, need_positive, need_type
+from .checks import need, need_choice
 from .heads import TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, linear
 from .models import check_layers, list_layers, provide_positions
@@ -58,11 +58,8 @@ class ImageEncoder(Displayable):
     head: TaskHead | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "image", "patch", "dim", "channels")
-        need_int(self, "prefix_tokens", "registers", "projection", least=0)
         need(self, self.image % self.patch == 0, f"patch={self.patch} does not divide image={self.image}")
         check_layers(self)
-        need_modules(self, "embed_norm", "final_norm", "pool_norm", "pooler_block")
         need_choice(self, "pooler", POOLERS)
         needs = {"attention": self.pooler_block is not None, "none": self.projection is None}
         needs |= dict.fromkeys(("dense", "first"), self.prefix_tokens > 0)
@@ -160,10 +157,6 @@ class GroupNorm:
     groups: int | None = None
     eps: float = 1e-5
 
-    def __post_init__(self) -> None:
-        need_int(self, "groups")
-        need_positive(self, "eps")
-
     def __call__(self, x: Value) -> Value:
         """Map x [batch, frames, channels] to a value of the same shape."""
         name, groups = get_leaf_name(), self.groups or x.width
@@ -192,12 +185,6 @@ class Convolution:
     activation: str = "gelu"
     norm_last: bool = False
 
-    def __post_init__(self) -> None:
-        need_int(self, "channels", "kernel", "stride")
-        need_int(self, "padding", least=0)
-        need_modules(self, "norm")
-        need_activation(self, self.activation)
-
     def __call__(self, x: Value) -> Value:
         """Map x [batch, length, in] to [batch, frames, channels]."""
         pads = (self.padding, self.padding)
@@ -217,10 +204,6 @@ class PositionalConvolution:
     kernel: int
     groups: int = 1
     activation: str = "gelu"
-
-    def __post_init__(self) -> None:
-        need_int(self, "kernel", "groups")
-        need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, frames, dim] to a value of the same shape."""
@@ -253,10 +236,7 @@ class ConvolvedBlock:
     norm: Norm = LayerNorm()
 
     def __post_init__(self) -> None:
-        need_modules(self, "block", "norm")
-        need_int(self, "kernel", "groups")
         need(self, self.kernel % 2 == 1, f"kernel={self.kernel} must be odd: a token is in the middle of the kernel")
-        need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
         need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
@@ -285,11 +265,9 @@ class SoundStem:
     seen: str = "all"
 
     def __post_init__(self) -> None:
-        need_int(self, "bins", "length")
         need(self, len(self.convolutions) > 0, "convolutions is empty, but must have at least one Convolution")
         for layer in self.convolutions:
             need(self, isinstance(layer, Convolution), f"{layer!r} in convolutions is not a Convolution")
-        need_type(self, "positions", LearnedPositions, PositionalConvolution)
         need_choice(self, "seen", FRAMES_SEEN)
         padded = any(layer.padding for layer in self.convolutions)
         need(self, self.seen != "whole" or not padded, "seen='whole' needs padding=0 in all convolutions")
@@ -351,10 +329,7 @@ class AudioEncoder(Displayable):
     head: TaskHead | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "dim", "context")
-        need_type(self, "stem", SoundStem)
         check_layers(self)
-        need_modules(self, "embed_norm", "final_norm")
         last = self.stem.convolutions[-1].channels
         fits = self.stem.projects or last == self.dim
         need(self, fits, f"the last convolution has {last} channels instead of dim={self.dim}: set projects in stem")

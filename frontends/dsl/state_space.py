@@ -9,7 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.recipes import Concat, Full, Map, Recipe, Uniform
 
 from .build import fill, module, named, param, scope, uniform
-from .checks import need_divisor, need_int, need_modules, need_positive
+from .checks import need_divisor, need_int
 from .hybrids import causal_conv
 from .layers import Norm, RMSNorm, linear
 
@@ -59,7 +59,6 @@ class Mamba:
     heads: int = 1
 
     def __post_init__(self) -> None:
-        need_int(self, "inner", "state", "dt_rank", "heads")
         need_divisor(self, "heads", "inner")
         need_int(self, "conv", least=2)
 
@@ -122,13 +121,10 @@ class Mamba2:
     least_step: float | None = None
 
     def __post_init__(self) -> None:
-        need_int(self, "inner", "heads", "state", "groups", "norm_groups")
         need_int(self, "conv", least=2)
         need_divisor(self, "heads", "inner")
         need_divisor(self, "groups", "heads")
         need_divisor(self, "norm_groups", "inner")
-        need_modules(self, "norm")
-        need_positive(self, "least_step")
 
     def __call__(self, x: Value) -> Value:
         inner, wide = self.inner, self.groups * self.state

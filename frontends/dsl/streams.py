@@ -8,11 +8,9 @@ from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
 
-from .attention import Attention
 from .blocks import Block
 from .build import Layer, fill, module, named, param, provided
-from .checks import need, need_activation, need_int, need_modules, need_type
-from .ffn import GatedMLP, MoE
+from .checks import need, need_int
 from .layers import Norm, RMSNorm, embedding, linear
 
 
@@ -27,10 +25,6 @@ class PerLayerEmbedding:
     vocab: int
     width: int
     norm: Norm = RMSNorm()
-
-    def __post_init__(self) -> None:
-        need_int(self, "vocab", "width")
-        need_modules(self, "norm")
 
     def __call__(self, x: Value, ids: Value, layers: int) -> list[Value]:
         """Return an embedding [batch, seq, width] per layer, from embeddings x [batch, seq, dim] of the token `ids`."""
@@ -56,11 +50,6 @@ class PerLayerInput:
     activation: str = "gelu_tanh"
     norm: Norm = RMSNorm()
 
-    def __post_init__(self) -> None:
-        need_int(self, "width")
-        need_activation(self, self.activation)
-        need_modules(self, "norm")
-
     def __call__(self, x: Value) -> Value:
         layer_embedding = provided("per_layer")
         need(self, layer_embedding is not None, "this module needs per_layer=PerLayerEmbedding(...) in the model")
@@ -77,12 +66,9 @@ class SplitFeedForward:
     ``post_norm``; the router reads x through ``router_norm``.
     """
 
-    dense: GatedMLP
-    moe: MoE
+    dense: Layer
+    moe: Layer
     norm: Norm = RMSNorm()
-
-    def __post_init__(self) -> None:
-        need_modules(self, "dense", "moe", "norm")
 
     def __call__(self, x: Value) -> Value:
 
@@ -104,9 +90,6 @@ class LayerWithInput:
     ffn: Layer | None = None
     per_layer: PerLayerInput | None = None
     scalar: bool = True
-
-    def __post_init__(self) -> None:
-        need_modules(self, "block", "ffn", "per_layer")
 
     @property
     def norm(self) -> Norm:
@@ -186,19 +169,13 @@ class AltUpLayer:
     norms of a sandwich `Block`, and with `scale_output` ``output_scale`` [dim].
     """
 
-    attn: Attention
-    ffn: GatedMLP
+    attn: Layer
+    ffn: Layer
     laurel_rank: int
     per_layer: PerLayerInput | None = None
     norm: Norm = RMSNorm()
     active: int = 0
     scale_output: bool = True
-
-    def __post_init__(self) -> None:
-        need_int(self, "laurel_rank")
-        need_int(self, "active", least=0)
-        need_modules(self, "attn", "ffn", "per_layer", "norm")
-        need_type(self, "per_layer", PerLayerInput)
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, streams, dim] to a value of the same shape."""

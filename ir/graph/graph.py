@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..display import Displayable
 from ..errors import WeftError
@@ -23,11 +25,53 @@ from ..schema.op_schema import Cost, OpSchema
 from ..types import TensorType
 from .linked import LinkedElement, LinkedList
 from .operators import Operators
-from .origins import Origin
-from .outputs import Outputs
 
 if TYPE_CHECKING:
     import networkx as nx
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of the nodes of a scope: the DSL `module` that emitted them.
+
+    The repr of `module` is its constructor call, which is in `file` at `line` (None if unknown).
+    """
+
+    module: object
+    file: str | None = None
+    line: int | None = None
+
+
+V = TypeVar("V")
+
+
+class Outputs(UserDict[str, V], Generic[V]):
+    """The outputs of a graph: values by output name, in order of insertion; `names_of` takes constant time."""
+
+    def __init__(self) -> None:
+        self._names: dict[V, dict[str, None]] = {}
+        super().__init__()
+
+    def names_of(self, value: V) -> tuple[str, ...]:
+        """Return all names under which `value` is an output, in order; () if it is not an output."""
+        return tuple(self._names.get(value, ()))
+
+    def __setitem__(self, name: str, value: V) -> None:
+        if name in self.data:
+            self._forget(name)
+        self.data[name] = value
+        self._names.setdefault(value, {})[name] = None
+
+    def __delitem__(self, name: str) -> None:
+        self._forget(name)
+        del self.data[name]
+
+    def _forget(self, name: str) -> None:
+        names = self._names[self.data[name]]
+        del names[name]
+        if not names:
+            del self._names[self.data[name]]
+
 
 AttrValue = Any  # int | float | bool | str | DType | Size | tuple of them | None: values that the text form can spell
 

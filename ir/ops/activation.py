@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..op import Array, Op, OpCall, Trait, Value, case, normal, op, require
+from .declaration import composed_op
 from .elementwise import _erf, _sigmoid, affine, clip, erf, exp, maximum, minimum, sigmoid, tanh
 
 _ANY = [case(normal(2, 3, 5)), case(normal(7, scale=4.0))]
@@ -124,32 +125,23 @@ def apply_activation(x: Array, name: str) -> Array:
     return np.asarray(fn.reference(x, **attrs))
 
 
-@op(
+@composed_op(
     traits=[Trait.ELEMENTWISE],
     cases=[case(normal(2, 3, 5), normal(2, 3, 5), activation=a) for a in ("identity", "swish(0.7)", *ACTIVATIONS)]
     + [case(normal(2, 9, scale=3.0), normal(2, 9, scale=3.0), limit=1.5)]
     + [case(normal(2, 9), normal(2, 9), activation="swish(1.702)", limit=1.1, shift=1.0)],
 )
-def glu(gate: Array, up: Array, *, activation: str = "silu", limit: float | None = None, shift: float = 0.0) -> Array:
+def glu(gate: Value, up: Value, *, activation: str = "silu", limit: float | None = None, shift: float = 0.0) -> Value:
     """act(gate) ⊙ (up + shift): GLU (sigmoid), bilinear (identity), ReGLU, GEGLU, SwiGLU (silu) (Shazeer 2020).
 
     With `limit`, gate is first capped at limit and up clipped to ±limit (gpt-oss, with shift 1 and swish(1.702)).
     """
     if limit is not None:
-        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    return apply_activation(gate, activation) * (up + shift)
+        gate, up = clip(gate, high=limit), clip(up, low=-limit, high=limit)
+    return activate(gate, activation) * (up + shift if shift else up)
 
 
 @glu.infer
 def _(n: OpCall) -> None:
     require(n.gate == n.up, f"gate {n.gate} and up {n.up} differ")
     check_activation(n.activation)
-
-
-@glu.body
-def _(n: OpCall) -> Value:
-    gate, up = n.gate, n.up
-    if n.limit is not None:
-        gate, up = clip(gate, high=n.limit), clip(up, low=-n.limit, high=n.limit)
-    y: Value = activate(gate, n.activation) * (up + n.shift if n.shift else up)
-    return y

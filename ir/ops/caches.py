@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, TensorType, Value, require
+from ..op import Array, TensorType, Value, require
 from ..schema.states import CODES
 from ..types import dtypes
+from ..types.dtypes import DType
 from .elementwise import cast, clip, fill_like, minimum, round_, where
 from .reduce import max as greatest
 from .tensor import gather_rows, iota, reshape, transpose, unsqueeze
@@ -30,21 +31,6 @@ def find_slot_positions(newest: Array, capacity: int, keep: int) -> Array:
     return np.where(slot < keep, slot, np.where(rolled < keep, -1, rolled))
 
 
-def write_rolling_cache(past: Array, new: Array, positions: Array, last: int, keep: int) -> Array:
-    """Return the rolling cache `past` [kv_heads, capacity, d] of one batch row after `new` [kv_heads, seq, d] is
-    written.
-
-    `positions` [seq] are the positions of the keys in `new`. Keys after position `last` are not written, nor keys that
-    a later key of `new` replaces.
-    """
-    rolling_slots = past.shape[1] - keep
-    is_written = (positions <= last) & ((positions < keep) | (positions > last - rolling_slots))
-    at = positions[is_written]
-    present = past.copy()
-    present[:, np.where(at < keep, at, keep + (at - keep) % rolling_slots)] = new[:, is_written]
-    return present
-
-
 def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
     """Emit the result of `find_slot_positions`, [batch, capacity]; `slot` [1, capacity] is 0, 1, …"""
     rolling_slots = greatest(slot, axes=(1,), keepdims=True) + (1 - keep)
@@ -55,8 +41,10 @@ def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
     return where(slot < keep, slot, later)
 
 
-def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
-    """Emit the rolling caches [batch, kv_heads, capacity, width] of the call `n` of attention after its new tokens.
+def emit_present_caches(
+    joined: list[Value], slot: Value, first: Value, positions: Value, key_mask: Value | None, keep: int
+) -> list[Value]:
+    """Emit rolling caches [batch, kv_heads, capacity, width] after the new tokens at `positions` [batch, seq].
 
     `joined` has past and new keys concatenated to [batch, kv_heads, capacity + seq, width] and then, unless keys are
     also values, past and new values; return a cache for each. `slot` [1, capacity] is 0, 1, …; `first` [batch, 1] is
@@ -64,14 +52,14 @@ def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCal
     buffer then reads all of the past before it writes.
     """
     capacity = greatest(slot, axes=(1,), keepdims=True) + 1
-    newest = greatest(n.positions, axes=(1,), keepdims=True)
-    if n.key_mask is not None:
-        ones = cast(cast(n.key_mask, to=dtypes.bool_), to=newest.type.dtype)
-        at = unsqueeze(cast(iota(n.key_mask, axis=1), to=newest.type.dtype), axes=(0,)) + 1
+    newest = greatest(positions, axes=(1,), keepdims=True)
+    if key_mask is not None:
+        ones = cast(cast(key_mask, to=dtypes.bool_), to=newest.type.dtype)
+        at = unsqueeze(cast(iota(key_mask, axis=1), to=newest.type.dtype), axes=(0,)) + 1
         newest = minimum(newest, greatest(ones * at, axes=(1,), keepdims=True) - 1)
-    target = emit_slot_positions(slot, newest, n.keep_first)
+    target = emit_slot_positions(slot, newest, keep)
     is_past = target < first
-    if n.keep_first:
+    if keep:
         is_past = is_past | (newest < target)
     source = where(is_past, slot + fill_like(first, 0), target - first + capacity)
     tokens_first = (transpose(x, axes=(0, 2, 1, 3)) for x in joined)
@@ -83,21 +71,12 @@ def get_code_range(bits: int) -> tuple[int, int]:
     return -(1 << bits - 1), (1 << bits - 1) - 1
 
 
-def reshape_scale(scale: Array, heads: int) -> Array:
-    """Reshape `scale` [heads · width] or [1] to broadcast with [batch, heads, slots, width]."""
-    return scale if scale.size == 1 else scale.reshape(1, heads, 1, -1)
-
-
-def quantize_to_codes(x: Array, scale: Array, bits: int) -> Array:
-    """Return the integer codes of x [batch, heads, slots, width], int64; `scale` is [heads · width] or [1]."""
-    return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *get_code_range(bits)).astype(np.int64)
-
-
-def emit_codes(x: Value, scale: Value, bits: int) -> Value:
-    """Emit the codes (dtype `CODES[bits]`) of x [batch, keys, heads · width] for `scale` [heads · width] or [1]."""
+def emit_codes(x: Value, scale: Value, bits: int, dtype: DType) -> Value:
+    """Emit the codes of `bits` bits, in `dtype`, of x [batch, keys, heads · width] for `scale` [heads · width] or
+    [1]."""
     low, high = get_code_range(bits)
     wide = cast(x, to=scale.type.dtype)
-    return cast(clip(round_(wide / scale), low=low, high=high), to=CODES[bits])
+    return cast(clip(round_(wide / scale), low=low, high=high), to=dtype)
 
 
 def emit_dequantized(codes: Value, scale: Value, heads: int, like: Value) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,15 +21,22 @@ def composed_op(
     """Return a decorator that makes a function the body of a new op, and registers and returns the op.
 
     The function emits the op in simpler ops. Its positional parameters are the operands, its keyword-only parameters
-    the attributes. The reference interprets the emitted graph. ``.infer``, ``.cost`` and ``.states`` declare the rest.
+    the attributes. The reference interprets the emitted graph, in the precision of the operands. ``.infer``, ``.cost``
+    and ``.states`` declare the rest.
     """
 
     def declare(body: Callable[..., Any]) -> Op:
+        graph_of, signature = _cache_graphs(body), inspect.signature(body)
+
         @functools.wraps(body)
         def reference(*operands: Array | None, **attrs: Any) -> Any:
-            arrays = [None if a is None else np.asarray(a) for a in operands]
-            graph = _build_body(body, [None if a is None else _infer_type(a) for a in arrays], attrs)
-            results = interpret(graph, {str(i): a for i, a in enumerate(arrays) if a is not None})
+            bound = signature.bind(*operands, **attrs)
+            bound.apply_defaults()
+            arrays = [None if a is None else np.asarray(a) for a in bound.args]
+            types = tuple(None if a is None else _infer_type(a) for a in arrays)
+            graph = graph_of(types, tuple(bound.kwargs.items()))
+            inputs = {str(i): a for i, a in enumerate(arrays) if a is not None}
+            results = interpret(graph, inputs, convert=np.asarray)
             return tuple(results.values()) if len(results) > 1 else results["0"]
 
         new = op(outputs=outputs, traits=traits, cases=cases)(reference)
@@ -50,13 +58,10 @@ def fused_op(
 
     def declare(body: Callable[..., Any]) -> Op:
         new = composed_op(outputs=outputs, traits=[*traits, Trait.FUSED], cases=cases)(body)
-        graph_of = functools.lru_cache(maxsize=1024)(
-            lambda types, attrs: _build_body(body, types, dict(attrs))  # layers repeat nodes of the same types
-        )
+        graph_of = _cache_graphs(body)
 
         def body_of(n: OpCall) -> Graph:
-            body_graph: Graph = graph_of(_list_operands(new, n), tuple((name, vars(n)[name]) for name in new.attrs))
-            return body_graph
+            return graph_of(_list_operands(new, n), tuple((name, vars(n)[name]) for name in new.attrs))
 
         @new.infer
         def _(n: OpCall) -> tuple[TensorType, ...]:
@@ -88,6 +93,11 @@ def fused_op(
 def _list_operands(declared: Op, n: OpCall) -> tuple[Any, ...]:
     *first, last = (vars(n)[o.name] for o in declared.operands)
     return (*first, *last) if declared.operands[-1].variadic else (*first, last)
+
+
+def _cache_graphs(body: Callable[..., Any]) -> Callable[[tuple[TensorType | None, ...], tuple[Any, ...]], Graph]:
+    """Return the cached function (types of operands, attributes) → graph; layers repeat nodes of the same types."""
+    return functools.lru_cache(maxsize=1024)(lambda types, attrs: _build_body(body, types, dict(attrs)))
 
 
 def _infer_type(array: Array) -> TensorType:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from ..op import Array, OpCall, TensorType, Trait, Value, case, normal, op, require, sizes
+from ..op import OpCall, TensorType, Trait, Value, case, normal, require, sizes
+from .declaration import composed_op
 from .products import linear, matmul
 from .softmax_attention import attention
 from .tensor import concat, expand, merge_heads, reshape, split_heads, swap_last_axes, unsqueeze
 
 
-@op(
+@composed_op(
     traits=[Trait.ROWWISE],
     cases=[
         case(normal(2, 5, 12), normal(6, 4), heads=3),
@@ -27,16 +26,15 @@ from .tensor import concat, expand, merge_heads, reshape, split_heads, swap_last
         case(normal(2, 1, 8), normal(8, 8), heads=1),
     ],
 )
-def head_linear(x: Array, weight: Array, *, heads: int, inverse: bool = False) -> Array:
+def head_linear(x: Value, weight: Value, *, heads: int, inverse: bool = False) -> Value:
     """y_h = W_h x_h for every head h, or y_h = W_hᵀ x_h with `inverse`.
 
     x [batch, n, heads·in], weight [heads·out, in], the rows of head 0 first → [batch, n, heads·out]. With `inverse` x
     is [batch, n, heads·out] and the result [batch, n, heads·in].
     """
-    per = weight.reshape(heads, -1, weight.shape[1])
-    form = "bnho,hoi->bnhi" if inverse else "bnhi,hoi->bnho"
-    y = np.einsum(form, x.reshape(*x.shape[:2], heads, -1), per)
-    return np.asarray(y.reshape(*x.shape[:2], -1))
+    rows, width = weight.shape
+    weight = reshape(weight, shape=(heads, rows // heads, width))
+    return merge_heads(matmul(split_heads(x, heads), weight if inverse else swap_last_axes(weight)))
 
 
 @head_linear.infer
@@ -53,13 +51,6 @@ def _(n: OpCall) -> TensorType:
 
 
 head_linear.cost(lambda n: sizes.multiply_sizes(n.x.shape[:2]) * n.weight.elements * 2)
-
-
-@head_linear.body
-def _(n: OpCall) -> Value:
-    rows, width = n.weight.shape
-    weight = reshape(n.weight, shape=(n.heads, rows // n.heads, width))
-    return merge_heads(matmul(split_heads(n.x, n.heads), weight if n.inverse else swap_last_axes(weight)))
 
 
 # -- compositions

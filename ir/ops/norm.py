@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..op import Array, OpCall, TensorType, Trait, Value, case, normal, op, require
+from .declaration import composed_op
 from .elementwise import rsqrt, square
 from .reduce import mean
 
@@ -55,7 +56,7 @@ def _(n: OpCall) -> Value:
     return y if n.bias is None else y + n.bias
 
 
-@op(
+@composed_op(
     outputs="normed sum",
     traits=[Trait.ROWWISE, Trait.NORM],
     cases=[
@@ -64,13 +65,13 @@ def _(n: OpCall) -> Value:
     ],
 )
 def add_norm(
-    x: Array, y: Array, weight: Array | None = None, bias: Array | None = None, *, kind: str = "rms", eps: float = 1e-6
-) -> tuple[Array, Array]:
+    x: Value, y: Value, weight: Value | None = None, bias: Value | None = None, *, kind: str = "rms", eps: float = 1e-6
+) -> tuple[Value, Value]:
     """norm(x + y) and x + y (a residual addition); the norm of `kind` is `rms_norm` (rms) or `layer_norm` (layer)."""
     total = x + y
     if kind == "rms":
-        return rms_norm.reference(total, weight, eps=eps), total
-    return layer_norm.reference(total, weight, bias, eps=eps), total
+        return rms_norm(total, weight, eps=eps), total
+    return layer_norm(total, weight, bias, eps=eps), total
 
 
 @add_norm.infer
@@ -83,11 +84,3 @@ def _(n: OpCall) -> tuple[TensorType, TensorType]:
 
 
 add_norm.cost(lambda n: n.x.elements * ((4 if n.kind == "rms" else 6) + (n.weight is not None) + (n.bias is not None)))
-
-
-@add_norm.body
-def _(n: OpCall) -> tuple[Value, Value]:
-    total = n.x + n.y
-    if n.kind == "rms":
-        return rms_norm(total, n.weight, eps=n.eps), total
-    return layer_norm(total, n.weight, n.bias, eps=n.eps), total

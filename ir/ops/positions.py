@@ -11,10 +11,11 @@ import math
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_cache_specs, op, require
+from ..op import OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_cache_specs, require
 from ..schema.cases import case, ints, normal, positive
 from ..types import dtypes, sizes
-from .elementwise import affine, cast, clip, cos, floor, log, logical_and, mask_fill, minimum, sin, where
+from .declaration import composed_op
+from .elementwise import affine, cast, clip, floor, log, logical_and, mask_fill, minimum, where
 from .products import embedding, matmul
 from .reduce import max as greatest
 from .reduce import softmax
@@ -47,12 +48,12 @@ def _infer_bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
     return like.with_shape(batch, heads, queries.shape[1], keys.shape[1])
 
 
-def _emit_relative_positions(n: OpCall) -> Value:
+def _emit_relative_positions(queries: Value, keys: Value) -> Value:
     """Emit j − i [batch, seq, keys] for the key positions j and the query positions i."""
-    return unsqueeze(n.keys, axes=(1,)) - unsqueeze(n.queries, axes=(2,))
+    return unsqueeze(keys, axes=(1,)) - unsqueeze(queries, axes=(2,))
 
 
-@op(
+@composed_op(
     cases=[
         case(normal(32, 4), *_AT),
         case(normal(32, 4), *_AT, bidirectional=False, max_distance=50),
@@ -60,8 +61,8 @@ def _emit_relative_positions(n: OpCall) -> Value:
     ]
 )
 def relative_position_bias(
-    table: Array, queries: Array, keys: Array, *, bidirectional: bool = True, max_distance: int = 128
-) -> Array:
+    table: Value, queries: Value, keys: Value, *, bidirectional: bool = True, max_distance: int = 128
+) -> Value:
     """Learned bias table[bucket(j − i), head] for query position i and key position j (Raffel 2020, T5).
 
     table [buckets, heads], queries [batch, seq], keys [batch, keys] (batch may be 1) → [batch, heads, seq, keys]. With
@@ -69,13 +70,16 @@ def relative_position_bias(
     bucket 0. The first half of the buckets of a direction are for one distance each, the rest for ranges that grow
     logarithmically; the last also covers distances from `max_distance` on.
     """
-    relative = keys[:, None, :] - queries[:, :, None]
-    count, exact, rate = _count_buckets(len(table), bidirectional, max_distance)
-    distance = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
-    far = np.floor(np.log(np.maximum(distance, 1) / exact) * rate + (exact + _NUDGE)).astype(np.int64)
-    bucket = np.where(distance < exact, distance, np.minimum(far, count - 1))
-    bucket = bucket + (relative > 0) * count if bidirectional else bucket
-    return np.asarray(table[bucket].transpose(0, 3, 1, 2))
+    relative = _emit_relative_positions(queries, keys)
+    count, exact, rate = _count_buckets(table.shape[0], bidirectional, max_distance)
+    distance = abs(relative) if bidirectional else clip(-relative, low=0)
+    ratio = cast(clip(distance, low=1), to=dtypes.f32) * (1 / exact)
+    far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
+    bucket = where(distance < exact, distance, clip(far, high=count - 1))
+    if bidirectional:
+        future = cast(relative > 0, to=bucket.type.dtype)
+        bucket = bucket + future * count
+    return transpose(embedding(bucket, table), axes=(0, 3, 1, 2))
 
 
 _NUDGE = 1e-5  # rounding may leave the logarithm of a bucket's first distance just below its integer
@@ -98,28 +102,16 @@ def _(n: OpCall) -> TensorType:
     return _infer_bias_type(table, heads, n)
 
 
-@relative_position_bias.body
-def _(n: OpCall) -> Value:
-    relative = _emit_relative_positions(n)
-    count, exact, rate = _count_buckets(n.table.shape[0], n.bidirectional, n.max_distance)
-    distance = abs(relative) if n.bidirectional else clip(-relative, low=0)
-    ratio = cast(clip(distance, low=1), to=dtypes.f32) * (1 / exact)
-    far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
-    bucket = where(distance < exact, distance, clip(far, high=count - 1))
-    if n.bidirectional:
-        future = cast(relative > 0, to=bucket.type.dtype)
-        bucket = bucket + future * count
-    return transpose(embedding(bucket, n.table), axes=(0, 3, 1, 2))
-
-
-@op(cases=[case(positive(4), *_AT), case(positive(3), ints(2, 5, high=9), ints(1, 7, high=9), symmetric=True)])
-def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False) -> Array:
+@composed_op(cases=[case(positive(4), *_AT), case(positive(3), ints(2, 5, high=9), ints(1, 7, high=9), symmetric=True)])
+def alibi(slopes: Value, queries: Value, keys: Value, *, symmetric: bool = False) -> Value:
     """Bias −slope·(i − j) for query position i and key position j (Press 2022), or −slope·\\|i − j\\| if `symmetric`.
 
     slopes [heads] (recipe AlibiSlopes), queries [batch, seq], keys [batch, keys] → [batch, heads, seq, keys].
     """
-    distance = keys[:, None, :] - queries[:, :, None]
-    return np.asarray(slopes[:, None, None] * (-np.abs(distance) if symmetric else distance)[:, None])
+    distance = _emit_relative_positions(queries, keys)
+    distance = -abs(distance) if symmetric else distance
+    slopes = reshape(slopes, shape=(slopes.width, 1, 1))
+    return slopes * unsqueeze(cast(distance, to=slopes.type.dtype), axes=(1,))
 
 
 @alibi.infer
@@ -129,19 +121,11 @@ def _(n: OpCall) -> TensorType:
     return _infer_bias_type(slopes, slopes.shape[0], n)
 
 
-@alibi.body
-def _(n: OpCall) -> Value:
-    distance = _emit_relative_positions(n)
-    distance = -abs(distance) if n.symmetric else distance
-    slopes = reshape(n.slopes, shape=(n.slopes.width, 1, 1))
-    return slopes * unsqueeze(cast(distance, to=n.slopes.type.dtype), axes=(1,))
-
-
 _SHAW = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12))
 _SLOTS = (normal(2, 3, 13, 4), normal(2, 3, 13, 4), np.arange(7) + np.array([[0], [6]]))
 
 
-@op(
+@composed_op(
     outputs="relative_attention present_k present_v",
     traits=[Trait.ATTENTION],
     cases=[
@@ -154,19 +138,19 @@ _SLOTS = (normal(2, 3, 13, 4), normal(2, 3, 13, 4), np.arange(7) + np.array([[0]
     ],
 )
 def relative_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    key_table: Array,
-    value_table: Array | None = None,
-    past_k: Array | None = None,
-    past_v: Array | None = None,
-    positions: Array | None = None,
-    key_mask: Array | None = None,
+    q: Value,
+    k: Value,
+    v: Value,
+    key_table: Value,
+    value_table: Value | None = None,
+    past_k: Value | None = None,
+    past_v: Value | None = None,
+    positions: Value | None = None,
+    key_mask: Value | None = None,
     *,
     heads: int,
     causal: bool = False,
-) -> Array | tuple[Array, Array, Array]:
+) -> Value | tuple[Value, Value, Value]:
     """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
 
     r = clip(j − i, −R, R) + R for query position i and key position j; w_K is key_table and w_V value_table, [2R + 1,
@@ -175,25 +159,35 @@ def relative_attention(
     d] and `positions` [batch, seq] (only if `causal` and without key_mask) k and v are written to the slots of their
     positions, a query at position i sees the slots 0 to i, and the updated caches are also returned.
     """
-    kh, vh = (t.reshape(*t.shape[:2], heads, -1).transpose(0, 2, 1, 3) for t in (k, v))
-    query_at = np.arange(q.shape[1])[None]
+    qh, kh, vh = (split_heads(t, heads) for t in (q, k, v))  # [batch, heads, n, d]
+    query_at, reach = unsqueeze(iota(q, axis=1), axes=(0,)), key_table.shape[0] // 2
     if past_k is not None and past_v is not None and positions is not None:
         query_at = positions
-        kh, vh = (scatter_rows.reference(past, new, positions, axis=2) for past, new in ((past_k, kh), (past_v, vh)))
-    qh = q.reshape(*q.shape[:2], heads, -1)
-    reach, d = len(key_table) // 2, qh.shape[-1]
-    relative = np.arange(kh.shape[2]) - query_at[:, :, None]
-    index = np.broadcast_to(np.clip(relative, -reach, reach) + reach, (len(q), *relative.shape[1:]))
-    scores = np.einsum("bshd,bhtd->bhst", qh, kh) + np.einsum("bshd,bstd->bhst", qh, key_table[index])
-    hidden = (causal & (relative > 0))[:, None]
-    hidden = hidden if key_mask is None else hidden | (key_mask == 0)[:, None, None]
-    scores = np.where(hidden, -np.inf, scores / math.sqrt(d))
-    weights = softmax.reference(scores)
-    y = np.einsum("bhst,bhtd->bshd", weights, vh)
-    if value_table is not None:
-        y = y + np.einsum("bhst,bstd->bshd", weights, value_table[index])
-    y = np.asarray(y.reshape(q.shape))
-    return y if past_k is None else (y, kh, vh)
+        kh, vh = (scatter_rows(past, new, query_at, axis=2) for past, new in ((past_k, kh), (past_v, vh)))
+    query_at, key_at = unsqueeze(query_at, axes=(2,)), cast(iota(kh, axis=2), to=query_at.type.dtype)
+    relative = unsqueeze(key_at, axes=(0, 1)) - query_at  # [batch or 1, seq, keys]
+    row = clip(relative, low=-reach, high=reach) + reach
+    scores = matmul(qh, swap_last_axes(kh)) + gather_per_query(matmul(qh, swap_last_axes(key_table)), row)
+    scores = scores * (1 / math.sqrt(qh.width))
+    relative = unsqueeze(relative, axes=(1,))
+    seen = [relative <= 0] if causal else []
+    if key_mask is not None:
+        seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1, 2)))
+    if seen:
+        scores = mask_fill(functools.reduce(logical_and, seen), scores, -math.inf)
+    weights = softmax(scores)
+    y = matmul(weights, vh)
+    if value_table is not None:  # each row times the weights of all keys at its distance
+        below = mask_fill(relative <= -reach, weights)
+        above = mask_fill(relative >= reach, weights)
+        ends = [add_up(far, axes=(3,), keepdims=True) for far in (below, above)]
+        steps = iota(slice_(value_table, axis=0, start=1, stop=2 * reach), axis=0) + (1 - reach)
+        at = query_at + cast(steps, to=query_at.type.dtype)  # position of the one key at each distance between the ends
+        last = greatest(key_at, axes=(0,), keepdims=True)
+        exists = unsqueeze((at >= 0) & (at <= last), axes=(1,))
+        between = mask_fill(exists, gather_per_query(weights, minimum(clip(at, low=0), last)))
+        y = y + matmul(concat(ends[0], between, ends[1], axis=3), value_table)
+    return merge_heads(y) if past_k is None else (merge_heads(y), kh, vh)
 
 
 @relative_attention.infer
@@ -233,55 +227,9 @@ def _(n: OpCall) -> Size:
 relative_attention.states(lambda n: list_cache_specs(n.k, n.v, n.past_k, n.heads) if n.causal else ())
 
 
-@relative_attention.body
-def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
-    qh, kh, vh = (split_heads(t, n.heads) for t in (n.q, n.k, n.v))  # [batch, heads, n, d]
-    query_at, reach = unsqueeze(iota(n.q, axis=1), axes=(0,)), n.key_table.shape[0] // 2
-    if n.past_k is not None:
-        query_at = n.positions
-        kh, vh = (scatter_rows(past, new, query_at, axis=2) for past, new in ((n.past_k, kh), (n.past_v, vh)))
-    query_at, key_at = unsqueeze(query_at, axes=(2,)), cast(iota(kh, axis=2), to=query_at.type.dtype)
-    relative = unsqueeze(key_at, axes=(0, 1)) - query_at  # [batch or 1, seq, keys]
-    row = clip(relative, low=-reach, high=reach) + reach
-    scores = matmul(qh, swap_last_axes(kh)) + gather_per_query(matmul(qh, swap_last_axes(n.key_table)), row)
-    scores = scores * (1 / math.sqrt(qh.width))
-    relative = unsqueeze(relative, axes=(1,))
-    seen = [relative <= 0] if n.causal else []
-    if n.key_mask is not None:
-        seen.append(unsqueeze(cast(n.key_mask, to=dtypes.bool_), axes=(1, 2)))
-    if seen:
-        scores = mask_fill(functools.reduce(logical_and, seen), scores, -math.inf)
-    weights = softmax(scores)
-    y = matmul(weights, vh)
-    if n.value_table is not None:  # each row times the weights of all keys at its distance
-        below = mask_fill(relative <= -reach, weights)
-        above = mask_fill(relative >= reach, weights)
-        ends = [add_up(far, axes=(3,), keepdims=True) for far in (below, above)]
-        steps = iota(slice_(n.value_table, axis=0, start=1, stop=2 * reach), axis=0) + (1 - reach)
-        at = query_at + cast(steps, to=query_at.type.dtype)  # position of the one key at each distance between the ends
-        last = greatest(key_at, axes=(0,), keepdims=True)
-        exists = unsqueeze((at >= 0) & (at <= last), axes=(1,))
-        between = mask_fill(exists, gather_per_query(weights, minimum(clip(at, low=0), last)))
-        y = y + matmul(concat(ends[0], between, ends[1], axis=3), n.value_table)
-    return merge_heads(y) if n.past_k is None else (merge_heads(y), kh, vh)
-
-
 def gather_per_query(x: Value, index: Value) -> Value:
     """Emit x [batch, heads, seq, n] at `index` [batch or 1, seq, m] along its last axis: [batch, heads, seq, m]."""
     (batch, heads, seq, width), count = x.shape, index.shape[2]
     places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))
     rows = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(batch * seq, width, heads))
     return transpose(reshape(gather_rows(rows, places), shape=(batch, seq, count, heads)), axes=(0, 3, 1, 2))
-
-
-# -- compositions
-
-
-def emit_sinusoids(positions: Value, frequencies: Value, interleaved: bool = True) -> Value:
-    """Emit sinusoids (Vaswani 2017) [batch, seq, 2·pairs] of positions [batch, seq] and frequencies [pairs]: elements
-    2k and 2k + 1 are sin and cos of position · frequency k; if not `interleaved`, all sines come before all cosines."""
-    angles = unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)) * frequencies
-    if not interleaved:
-        return concat(sin(angles), cos(angles), axis=2)
-    pair = concat(unsqueeze(sin(angles), axes=(3,)), unsqueeze(cos(angles), axes=(3,)), axis=3)
-    return reshape(pair, shape=(*positions.shape, 2 * frequencies.width))

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, normalize_axis, op, require, require_int
 from ..types import dtypes, sizes
-from .elementwise import _sigmoid, affine, cast, equal, fill_like, mask_fill, maximum, sigmoid, softplus
+from .declaration import composed_op
+from .elementwise import affine, cast, equal, fill_like, mask_fill, maximum, sigmoid, softplus
 from .reduce import cumsum, mean, softmax, top_k
 from .reduce import max as greatest
 from .reduce import sum as add_up
@@ -29,7 +30,7 @@ def _is_top_k(scores: Array, k: int) -> Array:
     return np.asarray(rank < k)
 
 
-@op(
+@composed_op(
     traits=[Trait.ROWWISE],
     cases=[
         case(_LOGITS, k=2),
@@ -41,8 +42,8 @@ def _is_top_k(scores: Array, k: int) -> Array:
     ],
 )
 def route(
-    logits: Array,
-    bias: Array | None = None,
+    logits: Value,
+    bias: Value | None = None,
     *,
     k: int,
     scoring: str = "softmax",
@@ -51,7 +52,7 @@ def route(
     groups: int = 1,
     top_groups: int = 1,
     group_score: str = "top2",
-) -> Array:
+) -> Value:
     """Top-k router: scale · scores of the k chosen experts (divided by their sum if `renormalize`), 0 for other
     experts.
 
@@ -61,14 +62,18 @@ def route(
     `top_groups` groups with the largest `group_score` are eligible (max: the largest score + bias of a group; top2: the
     sum of its two largest; DeepSeek-V2 and V3).
     """
-    scores = _sigmoid(logits) if scoring == "sigmoid" else softmax.reference(logits)
+    shape, experts = logits.shape, logits.width
+    scores = sigmoid(logits) if scoring == "sigmoid" else softmax(logits)
     ranked = scores if bias is None else scores + bias
     if groups > 1:
-        members = ranked.reshape(*ranked.shape[:-1], groups, -1)
-        best = np.sort(members, -1)[..., -1 if group_score == "max" else -2 :].sum(-1)
-        ranked = np.where(_is_top_k(best, top_groups)[..., None], members, -np.inf).reshape(ranked.shape)
-    chosen_scores = np.where(_is_top_k(ranked, k), scores, 0)
-    return np.asarray(scale * (chosen_scores / chosen_scores.sum(-1, keepdims=True) if renormalize else chosen_scores))
+        members = reshape(ranked, shape=(*shape[:-1], groups, experts // groups))
+        best = add_up(top_k.emit(members, k=1 if group_score == "max" else 2)[0], axes=(-1,))
+        open_ = fill_like(best, 0.5) < _emit_top_k_mask(best, top_groups, groups, best)
+        ranked = reshape(mask_fill(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
+    chosen_scores = scores * _emit_top_k_mask(ranked, k, experts, scores)
+    if renormalize:
+        chosen_scores = chosen_scores / add_up(chosen_scores, axes=(-1,), keepdims=True)
+    return chosen_scores if scale == 1 else chosen_scores * scale
 
 
 @route.infer
@@ -98,22 +103,6 @@ def _emit_top_k_mask(best: Value, k: int, depth: int, like: Value) -> Value:
     _, indices = top_k.emit(best, k=k)
     hits = add_up(one_hot(indices, depth=depth), axes=(len(indices.shape) - 1,))
     return cast(hits, to=like.type.dtype)
-
-
-@route.body
-def _(n: OpCall) -> Value:
-    shape, experts = n.logits.shape, n.logits.width
-    scores = sigmoid(n.logits) if n.scoring == "sigmoid" else softmax(n.logits)
-    ranked = scores if n.bias is None else scores + n.bias
-    if n.groups > 1:
-        members = reshape(ranked, shape=(*shape[:-1], n.groups, experts // n.groups))
-        best = add_up(top_k.emit(members, k=1 if n.group_score == "max" else 2)[0], axes=(-1,))
-        open_ = fill_like(best, 0.5) < _emit_top_k_mask(best, n.top_groups, n.groups, best)
-        ranked = reshape(mask_fill(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
-    chosen_scores = scores * _emit_top_k_mask(ranked, n.k, experts, scores)
-    if n.renormalize:
-        chosen_scores = chosen_scores / add_up(chosen_scores, axes=(-1,), keepdims=True)
-    return chosen_scores if n.scale == 1 else chosen_scores * n.scale
 
 
 def _compute_capacity(x: Array, capacity: int | None, factor: float) -> int:
@@ -219,14 +208,15 @@ def _(n: OpCall) -> Value:
     return reshape(chosen, shape=n.logits.shape) if n.batched else chosen
 
 
-@op(traits=[Trait.COMPARES], cases=[case(normal(2, 6, 3), _SPARSE[:, :6]), case(normal(8, 3), _SPARSE[0])])
-def load_balance_loss(logits: Array, combine: Array) -> Array:
+@composed_op(traits=[Trait.COMPARES], cases=[case(normal(2, 6, 3), _SPARSE[:, :6]), case(normal(8, 3), _SPARSE[0])])
+def load_balance_loss(logits: Value, combine: Value) -> Value:
     """experts · Σ_j f_j p_j (Fedus 2021), a scalar: f_j is the fraction of all tokens for which `combine` of expert j
     is not 0, p_j the mean of softmax(logits)_j. Both operands [..., tokens, experts]. Models weigh this loss by ≈
     0.01."""
-    experts = logits.shape[-1]
-    routed = (combine != 0).reshape(-1, experts).mean(0)
-    return np.asarray(experts * (routed * softmax.reference(logits).reshape(-1, experts).mean(0)).sum())
+    tokens = tuple(range(len(logits.shape) - 1))
+    is_routed = cast(_emit_routed_mask(combine), to=logits.type.dtype)
+    product = mean(is_routed, axes=tokens) * mean(softmax(logits), axes=tokens)
+    return affine(add_up(product, axes=(0,)), by=logits.width)
 
 
 @load_balance_loss.infer
@@ -238,14 +228,6 @@ def _(n: OpCall) -> TensorType:
 
 
 load_balance_loss.cost(_routing_cost)
-
-
-@load_balance_loss.body
-def _(n: OpCall) -> Value:
-    tokens = tuple(range(len(n.logits.shape) - 1))
-    is_routed = cast(_emit_routed_mask(n.combine), to=n.logits.type.dtype)
-    product = mean(is_routed, axes=tokens) * mean(softmax(n.logits), axes=tokens)
-    return affine(add_up(product, axes=(0,)), by=n.logits.width)
 
 
 # -- compositions

@@ -12,15 +12,18 @@ from ..op import Array, OpCall, Size, StateKind, StateSpec, TensorType, Value, b
 from ..schema.cases import case, normal
 from ..schema.checks import require, require_int
 from ..types import sizes
-from .activation import activate, apply_activation, check_activation
+from .activation import activate, check_activation
+from .declaration import composed_op
 from .elementwise import add, cast, cos, sin
 from .products import linear, matmul
 from .reduce import max as greatest
 from .tensor import concat, emit_indices, gather, iota, pad, reshape, slice_, swap_last_axes, transpose, unsqueeze
 
 
-@op(cases=[case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)), case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7))])
-def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array:
+@composed_op(
+    cases=[case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)), case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7))]
+)
+def patch_embedding(x: Value, weight: Value, bias: Value | None = None) -> Value:
     """Linear embeddings of image patches: a convolution whose stride is its kernel size.
 
     x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] or absent →
@@ -28,9 +31,10 @@ def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array
     """
     batch, channels, height, width = x.shape
     dim, _, h, w = weight.shape
-    patches = x.reshape(batch, channels, height // h, h, width // w, w).transpose(0, 2, 4, 1, 3, 5)
-    y: Array = patches.reshape(batch, -1, channels * h * w) @ weight.reshape(dim, -1).T
-    return y if bias is None else y + bias
+    rows, columns = sizes.floordiv(height, h), sizes.floordiv(width, w)
+    by_patch = transpose(reshape(x, shape=(batch, channels, rows, h, columns, w)), axes=(0, 2, 4, 1, 3, 5))
+    patches = reshape(by_patch, shape=(batch, rows * columns, channels * h * w))
+    return linear(patches, reshape(weight, shape=(dim, channels * h * w)), bias)
 
 
 @patch_embedding.infer
@@ -51,17 +55,7 @@ def _(n: OpCall) -> TensorType:
 patch_embedding.cost(lambda n: n.x.elements * n.weight.shape[0] * 2)
 
 
-@patch_embedding.body
-def _(n: OpCall) -> Value:
-    batch, channels, height, width = n.x.shape
-    dim, _, h, w = n.weight.shape
-    rows, columns = sizes.floordiv(height, h), sizes.floordiv(width, w)
-    by_patch = transpose(reshape(n.x, shape=(batch, channels, rows, h, columns, w)), axes=(0, 2, 4, 1, 3, 5))
-    patches = reshape(by_patch, shape=(batch, rows * columns, channels * h * w))
-    return linear(patches, reshape(n.weight, shape=(dim, channels * h * w)), n.bias)
-
-
-@op(
+@composed_op(
     cases=[
         case(normal(2, 9, 6), normal(4, 6, 3)),
         case(normal(2, 9, 6), normal(4, 6, 3), normal(4), stride=2, padding=(1, 1)),
@@ -70,31 +64,33 @@ def _(n: OpCall) -> Value:
     ]
 )
 def conv1d(
-    x: Array,
-    weight: Array,
-    bias: Array | None = None,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
     *,
     stride: int = 1,
     padding: tuple[int, ...] = (0, 0),
     groups: int = 1,
-) -> Array:
+) -> Value:
     """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, where x is 0 out of range.
 
     x [batch, length, in], weight [out, in / groups, kernel] (W_j = weight[:, :, j]), bias [out] → [batch, frames, out],
     frames = ⌊(length + padding[0] + padding[1] − kernel) / stride⌋ + 1. `groups` is that of torch.nn.Conv1d.
     """
-    out, width, kernel = weight.shape
-    padded = np.pad(x, ((0, 0), tuple(padding), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, 1)[:, ::stride]  # [batch, frames, in, kernel]
-    by_group = windows.reshape(*windows.shape[:2], groups, width, kernel)
-    frames = np.einsum("btgik,goik->btgo", by_group, weight.reshape(groups, out // groups, width, kernel))
-    y: Array = frames.reshape(*windows.shape[:2], out)
+    (out, width, kernel), (before, after) = weight.shape, padding
+    batch, frames = x.shape[0], _count_frames(x, weight, padding, stride)
+    padded = pad(x, axis=1, before=before, after=after) if before or after else x
+    starts = emit_indices(x, frames) * stride
+    at = unsqueeze(starts, axes=(1,)) + unsqueeze(iota(weight, axis=2), axes=(0,))  # [frames, kernel]
+    windows = reshape(gather(padded, at, axis=1), shape=(batch, frames, kernel, groups, width))
+    rows = reshape(transpose(windows, axes=(0, 3, 1, 2, 4)), shape=(batch, groups, frames, kernel * width))
+    taps = reshape(transpose(weight, axes=(0, 2, 1)), shape=(groups, out // groups, kernel * width))
+    y = reshape(transpose(matmul(rows, swap_last_axes(taps)), axes=(0, 2, 1, 3)), shape=(batch, frames, out))
     return y if bias is None else y + bias
 
 
-def _count_frames(n: OpCall) -> Size:
-    length: Size = n.x.shape[1] + sum(n.padding) - n.weight.shape[2]
-    return sizes.floordiv(length, n.stride) + 1
+def _count_frames(x: Value | TensorType, weight: Value | TensorType, padding: tuple[int, ...], stride: int) -> Size:
+    return sizes.floordiv(x.shape[1] + sum(padding) - weight.shape[2], stride) + 1
 
 
 @conv1d.infer
@@ -111,7 +107,7 @@ def _(n: OpCall) -> TensorType:
     require(n.stride >= 1, f"stride={n.stride} must be positive")
     pads = tuple(n.padding)
     require(len(pads) == 2 and min(pads) >= 0, f"padding={list(pads)} must be the numbers of zeros before and after x")
-    frames = _count_frames(n)
+    frames = _count_frames(x, weight, n.padding, n.stride)
     require(not isinstance(frames, int) or frames > 0, f"the kernel of weight {weight} is longer than x {x}")
     return x.with_shape(x.shape[0], frames, out)
 
@@ -119,22 +115,8 @@ def _(n: OpCall) -> TensorType:
 @conv1d.cost
 def _(n: OpCall) -> Size:
     x, weight = n.x, n.weight
-    products: Size = x.shape[0] * _count_frames(n) * weight.elements
+    products: Size = x.shape[0] * _count_frames(x, weight, n.padding, n.stride) * weight.elements
     return products * 2
-
-
-@conv1d.body
-def _(n: OpCall) -> Value:
-    (out, width, kernel), groups, (before, after) = n.weight.shape, n.groups, n.padding
-    batch, frames = n.x.shape[0], _count_frames(n)
-    padded = pad(n.x, axis=1, before=before, after=after) if before or after else n.x
-    starts = emit_indices(n.x, frames) * n.stride
-    at = unsqueeze(starts, axes=(1,)) + unsqueeze(iota(n.weight, axis=2), axes=(0,))  # [frames, kernel]
-    windows = reshape(gather(padded, at, axis=1), shape=(batch, frames, kernel, groups, width))
-    rows = reshape(transpose(windows, axes=(0, 3, 1, 2, 4)), shape=(batch, groups, frames, kernel * width))
-    taps = reshape(transpose(n.weight, axes=(0, 2, 1)), shape=(groups, out // groups, kernel * width))
-    y = reshape(transpose(matmul(rows, swap_last_axes(taps)), axes=(0, 2, 1, 3)), shape=(batch, frames, out))
-    return y if n.bias is None else y + n.bias
 
 
 @op(cases=[case(normal(2, 5, 6)), case(normal(1, 1, 4)), case(normal(2, 12, 3)), case(normal(4, 7))])
@@ -147,8 +129,6 @@ def fourier(x: Array) -> Array:
 
 
 fourier.infer(lambda n: require(n.x.rank >= 2, f"x {n.x} must have two axes to transform"))
-
-
 fourier.cost(lambda n: sizes.multiply_sizes(n.x.shape) * sum(n.x.shape[-2:]) * 4)
 
 
@@ -171,7 +151,7 @@ def _emit_dft_matrices(x: Value, axis: int) -> tuple[Value, Value]:
     return cos(angles), sin(angles)
 
 
-@op(
+@composed_op(
     outputs="causal_conv present",
     cases=[
         case(normal(2, 7, 5), normal(5, 4)),
@@ -181,20 +161,28 @@ def _emit_dft_matrices(x: Value, axis: int) -> tuple[Value, Value]:
     ],
 )
 def causal_conv(
-    x: Array, weight: Array, bias: Array | None = None, past: Array | None = None, *, activation: str = "identity"
-) -> Array | tuple[Array, Array]:
+    x: Value, weight: Value, bias: Value | None = None, past: Value | None = None, *, activation: str = "identity"
+) -> Value | tuple[Value, Value]:
     """Depthwise causal convolution over time: y_t = activation(Σ_j weight[:, j] x_{t − width + 1 + j} + bias).
 
     x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. The tokens before x (t
     < 0) are `past` [batch, width − 1, channels] or zeros; with `past` the last width − 1 tokens of past and x are also
     returned.
     """
-    width, seq = weight.shape[1], x.shape[1]
-    before = np.zeros((len(x), width - 1, x.shape[2])) if past is None else past
-    padded = np.concatenate([before, x], 1)
-    y = sum(padded[:, j : j + seq] * weight[:, j] for j in range(width)) + (0 if bias is None else bias)
-    y = apply_activation(np.asarray(y), activation)
-    return y if past is None else (y, padded[:, seq:])
+    width, channels = weight.width, x.width
+    padded = pad(x, axis=1, before=width - 1) if past is None else concat(past, x, axis=1)
+    at = iota(x, axis=1)
+
+    def tap(j: int) -> Value:
+        column = reshape(slice_(weight, axis=1, start=j, stop=j + 1), shape=(channels,))
+        return gather(padded, at + j if j else at, axis=1) * column
+
+    y = functools.reduce(add, map(tap, range(width)))
+    y = activate(y if bias is None else y + bias, activation)
+    if past is None:
+        return y
+    seq = greatest(at, axes=(0,), keepdims=True) + 1
+    return y, gather(padded, iota(past, axis=1) + seq, axis=1)
 
 
 @causal_conv.infer
@@ -216,21 +204,3 @@ causal_conv.cost(lambda n: n.x.elements * n.weight.shape[1] * 2)
 def _(n: OpCall) -> tuple[StateSpec, ...]:
     channels, taps = n.weight.shape
     return (build_fixed_size_spec(StateKind.CONV, n.x, taps - 1, channels),)
-
-
-@causal_conv.body
-def _(n: OpCall) -> Value | tuple[Value, Value]:
-    width, channels = n.weight.width, n.x.width
-    padded = pad(n.x, axis=1, before=width - 1) if n.past is None else concat(n.past, n.x, axis=1)
-    at = iota(n.x, axis=1)
-
-    def tap(j: int) -> Value:
-        column = reshape(slice_(n.weight, axis=1, start=j, stop=j + 1), shape=(channels,))
-        return gather(padded, at + j if j else at, axis=1) * column
-
-    y = functools.reduce(add, map(tap, range(width)))
-    y = activate(y if n.bias is None else y + n.bias, n.activation)
-    if n.past is None:
-        return y
-    seq = greatest(at, axes=(0,), keepdims=True) + 1
-    return y, gather(padded, iota(n.past, axis=1) + seq, axis=1)

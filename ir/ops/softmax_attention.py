@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from ..op import Array, Cost, OpCall, StateSpec, TensorType, Trait, Value, list_cache_specs, list_cross_specs, op
+from ..op import Cost, OpCall, StateSpec, TensorType, Trait, Value, list_cache_specs, list_cross_specs
 from ..schema.cases import case, normal
 from ..schema.checks import require
 from ..schema.states import CODES
@@ -15,6 +15,7 @@ from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
 from ..types.sizes import sum_sizes
 from . import caches as cache_ops
+from .declaration import composed_op
 from .elementwise import cast, equal, fill_like, logical_and, mask_fill, maximum, minimum, tanh
 from .products import matmul
 from .reduce import cumsum, softmax
@@ -45,7 +46,7 @@ _SCALES = (np.linspace(0.01, 0.03, 16), np.array([0.02]))
 _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2, 2, 20, 8))
 
 
-@op(
+@composed_op(
     outputs="attention present_k present_v",
     traits=[Trait.ATTENTION],
     cases=[
@@ -81,17 +82,17 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
     ],
 )
 def attention(
-    q: Array,
-    k: Array,
-    v: Array | None = None,
-    bias: Array | None = None,
-    key_mask: Array | None = None,
-    sinks: Array | None = None,
-    past_k: Array | None = None,
-    past_v: Array | None = None,
-    positions: Array | None = None,
-    k_scale: Array | None = None,
-    v_scale: Array | None = None,
+    q: Value,
+    k: Value,
+    v: Value | None = None,
+    bias: Value | None = None,
+    key_mask: Value | None = None,
+    sinks: Value | None = None,
+    past_k: Value | None = None,
+    past_v: Value | None = None,
+    positions: Value | None = None,
+    k_scale: Value | None = None,
+    v_scale: Value | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -106,7 +107,7 @@ def attention(
     rolling: bool = False,
     value_dim: int | None = None,
     cache_bits: int | None = None,
-) -> Array | tuple[Array, ...]:
+) -> Value | tuple[Value, ...]:
     """softmax(scale · q kᵀ + bias + mask) v per head (Vaswani 2017; grouped heads: Shazeer 2019, Ainslie 2023).
 
     q [batch, seq, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·dv] → y [batch, seq, heads·dv]; query
@@ -133,87 +134,73 @@ def attention(
     to even, in −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale also for new tokens and without a cache, so
     that the result does not depend on how a sequence is cut into forward passes.
     """
-    batch, seq, _ = q.shape
-    group = heads // kv_heads
-    d = q.shape[-1] // heads
-    qh = q.reshape(batch, seq, kv_heads, group, d)
-    kh = k.reshape(batch, -1, kv_heads, d).transpose(0, 2, 1, 3)
-    vh = kh[..., :value_dim] if v is None else v.reshape(batch, kh.shape[2], kv_heads, -1).transpose(0, 2, 1, 3)
-    fresh = (kh, vh)
-    scales = (k_scale, k_scale if v is None else v_scale)
-    if cache_bits is not None and k_scale is not None:
-        codes = cache_ops.quantize_to_codes(kh, k_scale, cache_bits)
-        kh = codes * cache_ops.reshape_scale(k_scale, kv_heads)
-        if v is None:
-            fresh, vh = (codes, codes), kh[..., :value_dim]
-        elif v_scale is not None:
-            fresh = codes, cache_ops.quantize_to_codes(vh, v_scale, cache_bits)
-            vh = fresh[1] * cache_ops.reshape_scale(v_scale, kv_heads)
-    key_at = np.arange(kh.shape[2])[None]
-    query_at = np.arange(seq)[None]
-    valid = np.ones((1, kh.shape[2]), bool)
-    if past_k is not None:
-        capacity = past_k.shape[2]
-        if positions is None:
-            slots = np.broadcast_to(np.arange(capacity + seq), (batch, capacity + seq))
-            key_at = slots if key_mask is None else np.cumsum(key_mask != 0, 1) - 1
-            query_at, valid = key_at[:, capacity:], np.ones_like(slots, bool)
-        else:
-            first = positions[:, :1]
-            slots = np.arange(capacity) + 0 * first
-            past_at = cache_ops.find_slot_positions(first - 1, capacity, keep_first) if rolling else slots
-            valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
-            key_at, query_at = np.concatenate([past_at, positions], 1), positions
-        pasts = [
-            past if past is None or scale is None else past * cache_ops.reshape_scale(scale, kv_heads)
-            for past, scale in zip((past_k, past_v), scales, strict=True)
-        ]
-        kh = np.concatenate([pasts[0], kh], 2)
-        vh = kh[..., :value_dim] if pasts[1] is None else np.concatenate([pasts[1], vh], 2)
-    by_head = qh.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * seq, d)  # a batched matrix product, for BLAS
-    scores = (by_head @ kh.swapaxes(2, 3)) * (1 / math.sqrt(d) if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * np.tanh(scores / softcap)
-    scores = scores.reshape(batch, heads, seq, -1)
-    reach = np.clip(slots if past_k is not None and positions is None else key_at, 0, None)
-    if bias is not None:
-        if past_k is not None:
-            full = np.broadcast_to(bias, (batch, *bias.shape[1:]))
-            bias = np.stack([np.take(full[b], reach[b].clip(max=bias.shape[3] - 1), 2) for b in range(batch)])
-        scores = scores + bias
+    (batch, seq, _), group = q.shape, heads // kv_heads
     visible = VisibleKeys(causal, window, keep_first, pattern, stride, summary)
-    seen = visible.mask(query_at[:, :, None], key_at[:, None])
-    seen &= valid[:, None]
+    d = q.width // heads
+    dv = (value_dim or d) if v is None else v.width // kv_heads
+    qh = transpose(reshape(q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
+    kv, pasts = ([t for t in pair if t is not None] for pair in ((k, v), (past_k, past_v)))
+    scales = [t for t in (k_scale, v_scale) if t is not None]
+    if cache_bits is not None:
+        code = pasts[0].type.dtype if pasts else CODES[cache_bits]
+        kv = [cache_ops.emit_codes(t, scale, cache_bits, code) for t, scale in zip(kv, scales, strict=True)]
+    kv = [split_heads(t, kv_heads) for t in kv]
+    query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (q, k))
+    seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
+    present: list[Value] = []
+    if past_k is not None and positions is None:
+        kv = present = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=True)]
+        key_at = unsqueeze(iota(kv[0], axis=2), axes=(0,))
+        query_at = query_at + (_find_last(key_at) - _find_last(query_at))
+        if key_mask is not None and visible.is_local:
+            is_bool = key_mask.type.dtype == dtypes.bool_
+            key_at = cumsum(cast(key_mask, to=dtypes.i64) if is_bool else key_mask, axis=1) - 1
+            query_at = gather_rows(key_at, expand(query_at, shape=(key_at.shape[0], seq)))
+    elif past_k is not None and positions is not None:
+        slot = unsqueeze(cast(iota(past_k, axis=2), to=positions.type.dtype), axes=(0,))
+        first = slice_(positions, axis=1, start=0, stop=1)
+        newest = first - 1
+        past_at = cache_ops.emit_slot_positions(slot, newest, keep_first) if rolling else slot + fill_like(first, 0)
+        is_valid = (past_at >= 0) & (past_at < first)
+        seen.append(unsqueeze(concat(is_valid, equal(positions, positions), axis=1), axes=(1,)))
+        query_at, key_at = positions, concat(past_at, positions, axis=1)
+        joined = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=True)]
+        if rolling:
+            present = cache_ops.emit_present_caches(joined, slot, first, positions, key_mask, keep_first)
+        else:
+            present = [scatter_rows(past, new, positions, axis=2) for past, new in zip(pasts, kv, strict=True)]
+        kv = joined
+        reach = maximum(key_at, fill_like(key_at, 0)) if rolling else key_at
+        if bias is not None:
+            by_position = transpose(expand(bias, shape=(batch, *bias.shape[1:])), axes=(0, 3, 1, 2))
+            bias = transpose(gather_rows(by_position, _clamp_index(reach, bias, 3)), axes=(0, 2, 3, 1))
+        if key_mask is not None:
+            rows = expand(key_mask, shape=(batch, key_mask.shape[1]))
+            seen.append(unsqueeze(reach <= _clamp_index(reach, key_mask, 1), axes=(1,)))
+            key_mask = gather_rows(rows, _clamp_index(reach, key_mask, 1))
+    if cache_bits is not None:
+        kv = [cache_ops.emit_dequantized(t, scale, kv_heads, k) for t, scale in zip(kv, scales, strict=True)]
+    kh, vh = kv[0], kv[1] if v is not None else slice_(kv[0], axis=3, start=0, stop=dv)
+    keys, scale = kh.shape[2], 1 / math.sqrt(d) if scale is None else scale
+    scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap_last_axes(kh))
+    scores = reshape(scores * scale, shape=(batch, heads, seq, keys))
+    if softcap is not None:
+        scores = tanh(scores * (1 / softcap)) * softcap
+    if bias is not None:
+        scores = scores + bias
     if key_mask is not None:
-        rows = np.broadcast_to(key_mask != 0, (batch, key_mask.shape[1]))
-        inside = reach < key_mask.shape[1]
-        picked = np.take_along_axis(
-            rows, np.broadcast_to(reach.clip(max=key_mask.shape[1] - 1), (batch, reach.shape[1])), 1
-        )
-        seen = seen & (picked & inside)[:, None]
-    scores = np.where(seen[:, None], scores, -np.inf)
-    if sinks is not None:
-        sink = np.broadcast_to(sinks[None, :, None, None], (batch, heads, seq, 1))
-        scores = np.concatenate([scores, sink], -1)
-    weights = softmax.reference(scores)[..., : vh.shape[2]]
-    mixed = (weights.reshape(batch, kv_heads, group * seq, -1) @ vh).reshape(batch, heads, seq, -1)
-    y: Array = mixed.transpose(0, 2, 1, 3).reshape(batch, seq, -1)
-    if past_k is None:
-        return y
-    present = []
-    for past, new in zip((past_k,) if past_v is None else (past_k, past_v), fresh, strict=False):
-        if positions is None:
-            present.append(np.concatenate([past, new], 2))
-            continue
-        updated = past.copy()
-        for b, at in enumerate(positions):
-            if rolling:
-                last = at[-1] if key_mask is None else np.flatnonzero(rows[b, : at[-1] + 1]).max(initial=-1)
-                updated[b] = cache_ops.write_rolling_cache(past[b], new[b], at, last, keep_first)
-            else:
-                updated[b][:, at] = new[b]
-        present.append(updated)
-    return y, *present
+        seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1,)))
+    seen += visible.conditions(unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,)), equal=equal)
+    if seen:
+        scores = mask_fill(unsqueeze(functools.reduce(logical_and, seen), axes=(1,)), scores, -math.inf)
+    if sinks is not None:  # a key of that score with value 0
+        sink = expand(reshape(sinks, shape=(1, heads, 1, 1)), shape=(batch, heads, seq, 1))
+        scores = concat(scores, sink, axis=3)
+        vh = concat(vh, fill_like(slice_(vh, axis=2, start=0, stop=1), 0), axis=2)
+    weights = reshape(softmax(scores), shape=(batch, kv_heads, group * seq, vh.shape[2]))
+    mixed = transpose(reshape(matmul(weights, vh), shape=(batch, kv_heads, group, seq, dv)), axes=(0, 3, 1, 2, 4))
+    y = reshape(mixed, shape=(batch, seq, heads * dv))
+    return (y, *present) if present else y
 
 
 @attention.infer
@@ -315,77 +302,6 @@ def list_attention_states(n: OpCall) -> tuple[StateSpec, ...]:
     # Rows that are chunks of sequences (their number depends on two sizes) attend within one call: nothing is cached.
     parts = len(sizes.list_names(n.q.shape[0])) > 1
     return () if parts or n.k.shape[1] == n.q.shape[1] else list_cross_specs(n.k, n.v)
-
-
-@attention.body
-def _(n: OpCall) -> Value | tuple[Value, ...]:
-    heads, kv_heads, bias, key_mask = n.heads, n.kv_heads, n.bias, n.key_mask
-    (batch, seq, _), group = n.q.shape, heads // kv_heads
-    d, dv = n.q.width // heads, _get_value_dim(n)
-    qh = transpose(reshape(n.q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
-    kv = [t for t in (n.k, n.v) if t is not None]
-    if n.cache_bits is not None:
-        kv = [cache_ops.emit_codes(t, s, n.cache_bits) for t, s in zip(kv, (n.k_scale, n.v_scale), strict=False)]
-    kv = [split_heads(t, kv_heads) for t in kv]
-    query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (n.q, n.k))
-    seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
-    present: list[Value] = []
-    if n.past_k is not None and n.positions is None:
-        kv = present = [concat(past, new, axis=2) for past, new in zip((n.past_k, n.past_v), kv, strict=False)]
-        key_at = unsqueeze(iota(kv[0], axis=2), axes=(0,))
-        query_at = query_at + (_find_last(key_at) - _find_last(query_at))
-        if key_mask is not None and VisibleKeys.from_attrs(vars(n)).is_local:
-            is_bool = key_mask.type.dtype == dtypes.bool_
-            key_at = cumsum(cast(key_mask, to=dtypes.i64) if is_bool else key_mask, axis=1) - 1
-            query_at = gather_rows(key_at, expand(query_at, shape=(key_at.shape[0], seq)))
-    elif n.past_k is not None:
-        slot = unsqueeze(cast(iota(n.past_k, axis=2), to=n.positions.type.dtype), axes=(0,))
-        first = slice_(n.positions, axis=1, start=0, stop=1)
-        newest = first - 1
-        past_at = cache_ops.emit_slot_positions(slot, newest, n.keep_first) if n.rolling else slot + fill_like(first, 0)
-        is_valid = (past_at >= 0) & (past_at < first)
-        seen.append(unsqueeze(concat(is_valid, equal(n.positions, n.positions), axis=1), axes=(1,)))
-        pasts = (n.past_k, n.past_v)
-        query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
-        joined = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=False)]
-        if n.rolling:
-            present = cache_ops.emit_present_caches(joined, slot, first, n)
-        else:
-            present = [scatter_rows(past, new, n.positions, axis=2) for past, new in zip(pasts, kv, strict=False)]
-        kv = joined
-        reach = maximum(key_at, fill_like(key_at, 0)) if n.rolling else key_at
-        if bias is not None:
-            by_position = transpose(expand(bias, shape=(batch, *bias.shape[1:])), axes=(0, 3, 1, 2))
-            bias = transpose(gather_rows(by_position, _clamp_index(reach, bias, 3)), axes=(0, 2, 3, 1))
-        if key_mask is not None:
-            rows = expand(key_mask, shape=(batch, key_mask.shape[1]))
-            seen.append(unsqueeze(reach <= _clamp_index(reach, key_mask, 1), axes=(1,)))
-            key_mask = gather_rows(rows, _clamp_index(reach, key_mask, 1))
-    if n.cache_bits is not None:
-        scales = zip(kv, (n.k_scale, n.v_scale), strict=False)
-        kv = [cache_ops.emit_dequantized(codes, scale, kv_heads, n.k) for codes, scale in scales]
-    kh, vh = kv[0], kv[1] if n.v is not None else slice_(kv[0], axis=3, start=0, stop=dv)
-    keys, scale = kh.shape[2], 1 / math.sqrt(d) if n.scale is None else n.scale
-    scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap_last_axes(kh))
-    scores = reshape(scores * scale, shape=(batch, heads, seq, keys))
-    if n.softcap is not None:
-        scores = tanh(scores * (1 / n.softcap)) * n.softcap
-    if bias is not None:
-        scores = scores + bias
-    if key_mask is not None:
-        seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1,)))
-    at = unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,))
-    seen += VisibleKeys.from_attrs(vars(n)).conditions(*at, equal=equal)
-    if seen:
-        scores = mask_fill(unsqueeze(functools.reduce(logical_and, seen), axes=(1,)), scores, -math.inf)
-    if n.sinks is not None:  # a key of that score with value 0
-        sink = expand(reshape(n.sinks, shape=(1, heads, 1, 1)), shape=(batch, heads, seq, 1))
-        scores = concat(scores, sink, axis=3)
-        vh = concat(vh, fill_like(slice_(vh, axis=2, start=0, stop=1), 0), axis=2)
-    weights = reshape(softmax(scores), shape=(batch, kv_heads, group * seq, vh.shape[2]))
-    mixed = transpose(reshape(matmul(weights, vh), shape=(batch, kv_heads, group, seq, dv)), axes=(0, 3, 1, 2, 4))
-    y = reshape(mixed, shape=(batch, seq, heads * dv))
-    return (y, *present) if present else y
 
 
 def _clamp_index(index: Value, x: Value, axis: int) -> Value:

@@ -11,9 +11,10 @@ import numpy as np
 from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, list_cache_specs, op, require, sum_sizes
 from ..schema.cases import case, normal
 from ..schema.states import StateKind, StateSpec
-from ..schema.visible_blocks import VisibleBlocks
+from ..schema.visible_keys import VisibleBlocks
 from ..types import dtypes, sizes
 from .activation import relu
+from .declaration import composed_op
 from .elementwise import affine, cast, clip, equal, fill_like, logical_and, mask_fill, minimum, where
 from .products import matmul
 from .reduce import cumsum
@@ -76,7 +77,7 @@ def block_sparse_attention(
     A block of `block` queries attends to these blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv
     2007.14062, BigBird): itself, `sides` blocks before and after it, the first `first` and the last `last` blocks of
     the sequence. Queries of these first and last blocks attend to all keys. Not causal. The method `counts` of
-    `weft.ir.schema.visible_blocks.VisibleBlocks` defines c, also with `first_weight` and `dense`.
+    `weft.ir.schema.visible_keys.VisibleBlocks` defines c, also with `first_weight` and `dense`.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
     `scale` and `key_mask` [batch, seq] as in `attention`. A query without visible keys has the output 0.
@@ -198,7 +199,7 @@ _NEXT = (normal(2, 3, 12), normal(2, 3, 4), normal(2, 3, 3))
 _KEPT = (normal(2, 1, 14, 4), np.array([[5, 6, 7], [9, 10, 11]]))
 
 
-@op(
+@composed_op(
     outputs="bias present_k",
     cases=[
         case(*_INDEX, heads=3, top_k=4, causal=True),
@@ -212,17 +213,17 @@ _KEPT = (normal(2, 1, 14, 4), np.array([[5, 6, 7], [9, 10, 11]]))
     ],
 )
 def lightning_index(
-    q: Array,
-    k: Array,
-    weights: Array,
-    key_mask: Array | None = None,
-    past_k: Array | None = None,
-    positions: Array | None = None,
+    q: Value,
+    k: Value,
+    weights: Value,
+    key_mask: Value | None = None,
+    past_k: Value | None = None,
+    positions: Value | None = None,
     *,
     heads: int,
     top_k: int,
     causal: bool = False,
-) -> Array | tuple[Array, Array]:
+) -> Value | tuple[Value, Value]:
     """Bias for `attention`: 0 for the `top_k` visible keys of a query with the largest scores, −∞ for other keys
     (lightning indexer; DeepSeek-V3.2, 2025). The score of query t and key s is Σ_h weights[t, h] · max(q_h[t]·k[s], 0).
 
@@ -236,21 +237,34 @@ def lightning_index(
     present_k is the updated cache; `key_mask` indexes keys by position. Without `positions` present_k is `past_k` with
     the new keys appended, and bias and `key_mask` have its slots.
     """
-    kh, query_at = k[:, None], np.arange(q.shape[1])[None]
+    (batch, seq, _), d, dtype = q.shape, k.width, q.type.dtype
+    kh, query_at = unsqueeze(k, axes=(1,)), unsqueeze(iota(q, axis=1), axes=(0,))
     if past_k is not None and positions is not None:
-        kh, query_at = scatter_rows.reference(past_k, kh, positions, axis=2), positions
+        kh, query_at = scatter_rows(past_k, kh, positions, axis=2), positions
     elif past_k is not None:
-        kh, query_at = np.concatenate([past_k, kh], 2), query_at + past_k.shape[2]
-    keys = kh.shape[2]
-    scores = np.einsum("bshd,bkd->bshk", q.reshape(*q.shape[:2], heads, -1), kh[:, 0])
-    scores = np.einsum("bsh,bshk->bsk", weights, np.maximum(scores, 0))
-    seen = np.broadcast_to(not causal, scores.shape) | (np.arange(keys) <= query_at[:, :, None])
+        kh = concat(past_k, kh, axis=2)
+        last_key, last_query = (greatest(iota(x, axis=a), axes=(0,), keepdims=True) for x, a in ((kh, 2), (q, 1)))
+        query_at = query_at + (last_key - last_query)
+    # In f32 at least: with 8 or 11 bits of mantissa many scores tie. A factor of all scores changes no choice.
+    q, keys, weights = (cast(x, to=dtypes.f32) if dtype.bits < 32 else x for x in (q, kh, weights))
+    scores = matmul(reshape(q, shape=(batch, 1, seq * heads, d)), swap_last_axes(keys))
+    scores = reshape(relu(scores), shape=(batch, seq, heads, kh.shape[2]))
+    scores = reshape(matmul(unsqueeze(weights, axes=(2,)), scores), shape=(batch, seq, kh.shape[2]))
+    key_at = unsqueeze(cast(iota(kh, axis=2), to=query_at.type.dtype), axes=(0,))
+    seen = []
+    if causal:
+        seen.append(unsqueeze(key_at, axes=(1,)) <= unsqueeze(query_at, axes=(2,)))
     if key_mask is not None:
-        shown = np.zeros((len(key_mask), keys), bool)
-        shown[:, : key_mask.shape[1]] = key_mask != 0
-        seen = seen & shown[:, None]
-    rank = np.argsort(np.argsort(-np.where(seen, scores, -np.inf), -1, kind="stable"), -1)
-    bias = np.where(seen & (rank < top_k), 0.0, -np.inf)[:, None]
+        seen.append(unsqueeze(_emit_visible_keys(key_mask, key_at, positions is not None), axes=(1,)))
+    visible = functools.reduce(logical_and, seen) if seen else equal(scores, scores)
+    scores = mask_fill(visible, scores, -math.inf)
+    best, _ = largest.emit(pad(scores, axis=2, after=top_k, value=-math.inf), k=top_k)
+    least = slice_(best, axis=2, start=top_k - 1, stop=top_k)
+    is_above, is_tied = least < scores, equal(scores, least)
+    ties_to_take = affine(add_up(cast(is_above, to=dtypes.i64), axes=(2,), keepdims=True), by=-1, plus=top_k)
+    is_taken = cumsum(cast(is_tied, to=dtypes.i64), axis=2, exclusive=True) < ties_to_take
+    picked = visible & (is_above | (is_tied & is_taken))
+    bias = unsqueeze(mask_fill(picked, fill_like(cast(picked, to=dtype), 0.0), -math.inf), axes=(1,))
     return bias if past_k is None else (bias, kh)
 
 
@@ -298,44 +312,11 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
     return list_cache_specs(n.k, None, n.past_k, 1, appends=n.positions is None, kind=StateKind.INDEX)
 
 
-@lightning_index.body
-def _(n: OpCall) -> Value | tuple[Value, Value]:
-    (batch, seq, _), d, heads, dtype = n.q.shape, n.k.width, n.heads, n.q.type.dtype
-    kh, query_at = unsqueeze(n.k, axes=(1,)), unsqueeze(iota(n.q, axis=1), axes=(0,))
-    if n.positions is not None:
-        kh, query_at = scatter_rows(n.past_k, kh, n.positions, axis=2), n.positions
-    elif n.past_k is not None:
-        kh = concat(n.past_k, kh, axis=2)
-        last_key, last_query = (greatest(iota(x, axis=a), axes=(0,), keepdims=True) for x, a in ((kh, 2), (n.q, 1)))
-        query_at = query_at + (last_key - last_query)
-    # In f32 at least: with 8 or 11 bits of mantissa many scores tie. A factor of all scores changes no choice.
-    q, keys, weights = (cast(x, to=dtypes.f32) if dtype.bits < 32 else x for x in (n.q, kh, n.weights))
-    scores = matmul(reshape(q, shape=(batch, 1, seq * heads, d)), swap_last_axes(keys))
-    scores = reshape(relu(scores), shape=(batch, seq, heads, kh.shape[2]))
-    scores = reshape(matmul(unsqueeze(weights, axes=(2,)), scores), shape=(batch, seq, kh.shape[2]))
-    key_at = unsqueeze(cast(iota(kh, axis=2), to=query_at.type.dtype), axes=(0,))
-    seen = []
-    if n.causal:
-        seen.append(unsqueeze(key_at, axes=(1,)) <= unsqueeze(query_at, axes=(2,)))
-    if n.key_mask is not None:
-        seen.append(unsqueeze(_emit_visible_keys(n, key_at), axes=(1,)))
-    visible = functools.reduce(logical_and, seen) if seen else equal(scores, scores)
-    scores = mask_fill(visible, scores, -math.inf)
-    best, _ = largest.emit(pad(scores, axis=2, after=n.top_k, value=-math.inf), k=n.top_k)
-    least = slice_(best, axis=2, start=n.top_k - 1, stop=n.top_k)
-    is_above, is_tied = least < scores, equal(scores, least)
-    ties_to_take = affine(add_up(cast(is_above, to=dtypes.i64), axes=(2,), keepdims=True), by=-1, plus=n.top_k)
-    is_taken = cumsum(cast(is_tied, to=dtypes.i64), axis=2, exclusive=True) < ties_to_take
-    picked = visible & (is_above | (is_tied & is_taken))
-    bias = unsqueeze(mask_fill(picked, fill_like(cast(picked, to=dtype), 0.0), -math.inf), axes=(1,))
-    return bias if n.past_k is None else (bias, kh)
-
-
-def _emit_visible_keys(n: OpCall, key_at: Value) -> Value:
+def _emit_visible_keys(key_mask: Value, key_at: Value, by_position: bool) -> Value:
     """Emit the element of `key_mask` at the position of each key (`key_at` [1, keys]), bool; false beyond the end."""
-    if n.positions is None:
-        return cast(n.key_mask, to=dtypes.bool_)
-    rows, count = n.key_mask.shape[0], key_at.shape[1]
-    last = cast(greatest(iota(n.key_mask, axis=1), axes=(0,), keepdims=True), to=key_at.type.dtype)
-    picked = gather_rows(n.key_mask, expand(minimum(key_at, last), shape=(rows, count)))
+    if not by_position:
+        return cast(key_mask, to=dtypes.bool_)
+    rows, count = key_mask.shape[0], key_at.shape[1]
+    last = cast(greatest(iota(key_mask, axis=1), axes=(0,), keepdims=True), to=key_at.type.dtype)
+    picked = gather_rows(key_mask, expand(minimum(key_at, last), shape=(rows, count)))
     return cast(picked, to=dtypes.bool_) & (key_at <= last)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..errors import WeftError
@@ -11,7 +9,6 @@ from .readers import Array, TensorReader
 from .recipe import Recipe
 
 
-@dataclass(frozen=True)
 class HeadScales(Recipe):
     """Scales f32 [heads] of KV caches of 8-bit floats: the expected magnitude of the keys or values of each head.
 
@@ -48,7 +45,6 @@ class HeadScales(Recipe):
         return scales[start:stop].astype(np.float32)
 
 
-@dataclass(frozen=True)
 class FittedScales(Recipe):
     """The scales `item`, f32, that a pass fitted for a KV cache of integer codes; they are never trained."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from .readers import Array, TensorReader
 from .recipe import Recipe as Recipe  # exported here as well, with its subclasses
 
 
-@dataclass(frozen=True)
 class Source(Recipe):
     """The checkpoint tensor called `key`."""
 
@@ -35,7 +33,6 @@ class Source(Recipe):
         return table.get(self.key, self)
 
 
-@dataclass(frozen=True)
 class Literal(Recipe):
     """A literal tensor: `values` in row-major order, of shape `dims`. If it is `replaceable`, a session of an ONNX
     model may replace it by other values, any number of them along the last axis."""
@@ -63,7 +60,6 @@ class Literal(Recipe):
         return Literal(tuple(a.reshape(-1).tolist()), a.shape)
 
 
-@dataclass(frozen=True)
 class Full(Recipe):
     """A tensor of shape `dims` filled with `value`."""
 
@@ -77,7 +73,6 @@ class Full(Recipe):
         return np.full((stop - start, *self.dims[1:]), self.value, np.float32)
 
 
-@dataclass(frozen=True)
 class Normal(Recipe):
     """Random initialization: normal values with mean `mean` and standard deviation `std`.
 
@@ -99,7 +94,6 @@ class Normal(Recipe):
         return drawn * np.float32(self.std) + np.float32(self.mean)
 
 
-@dataclass(frozen=True)
 class Uniform(Recipe):
     """Random initialization: values uniform between `low` and `high`, with `seed` and `stream` as in `Normal`."""
 
@@ -133,7 +127,6 @@ def _draw_rows(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[.
     return out.reshape(stop - start, *recipe.dims[1:])
 
 
-@dataclass(frozen=True)
 class Concat(Recipe):
     """`items` concatenated along `axis`."""
 
@@ -162,7 +155,6 @@ class Concat(Recipe):
         return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
-@dataclass(frozen=True)
 class Slice(Recipe):
     """Every `step`-th index of ``start:stop`` along `axis` of `item`."""
 
@@ -186,7 +178,6 @@ class Slice(Recipe):
         return self.item.read(reader, start, stop)[index]
 
 
-@dataclass(frozen=True)
 class Permute(Recipe):
     """`item` with its axes permuted: axis i of the result is axis `axes[i]` of `item` (``(1, 0)`` transposes)."""
 
@@ -211,7 +202,6 @@ class Permute(Recipe):
         return np.concatenate(columns).transpose(self.axes)
 
 
-@dataclass(frozen=True)
 class Reshape(Recipe):
     """`item` reshaped to `dims` in row-major order; a last size of -1 is inferred."""
 
@@ -236,7 +226,6 @@ class Reshape(Recipe):
         return flat.reshape(stop - start, *dims[1:])
 
 
-@dataclass(frozen=True)
 class Take(Recipe):
     """`item` at the `indices` along `axis`: permutations, gathers, repeats."""
 
@@ -256,7 +245,6 @@ class Take(Recipe):
         return _gather_rows(self.item, reader, np.array(self.indices[start:stop]))
 
 
-@dataclass(frozen=True)
 class Shuffle(Recipe):
     """`item` with the indices start:stop along `axis` in a random order, which depends on `seed` and stop - start."""
 
@@ -296,7 +284,6 @@ def _gather_rows(item: Recipe, reader: TensorReader, rows: Array) -> Array:
     return np.asarray(values[np.searchsorted(sorted_, rows)])
 
 
-@dataclass(frozen=True)
 class Scale(Recipe):
     """`item` times `factor`: a number, or a recipe of a vector along `axis`."""
 
@@ -320,7 +307,6 @@ class Scale(Recipe):
         return rows * vector.reshape((1,) * self.axis + (-1,) + (1,) * (rows.ndim - self.axis - 1))
 
 
-@dataclass(frozen=True)
 class Add(Recipe):
     """The sum of the tensors `items`, all of one shape, plus the number `offset`."""
 
@@ -340,7 +326,6 @@ class Add(Recipe):
         return total + self.offset if self.offset else total
 
 
-@dataclass(frozen=True)
 class Map(Recipe):
     """`item` with the function called `fn`, a key of `MAPS`, applied to every element."""
 
@@ -367,7 +352,6 @@ MAPS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@dataclass(frozen=True)
 class MeanPool(Recipe):
     """Means [groups·dim, ...] of `groups` equal runs of adjacent heads of `item` [heads·dim, ...] (Ainslie 2023)."""
 
@@ -390,7 +374,6 @@ class MeanPool(Recipe):
         return np.asarray(pooled.reshape(-1, *shape[1:])[start - first * dim : stop - first * dim])
 
 
-@dataclass(frozen=True)
 class Cast(Recipe):
     """`item` rounded to `dtype` and converted back, as if it were stored in fewer bits."""
 

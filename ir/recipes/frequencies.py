@@ -175,7 +175,6 @@ def compute_longrope_amplitude(factor: float, original: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
-@dataclass(frozen=True)
 class RopeFrequencies(RopeScaling, Recipe):
     """RoPE angular frequencies ``theta^(-2k/dim)``, k < dim/2, in radians per position (Su 2021), after scaling."""
 
@@ -199,7 +198,6 @@ class RopeFrequencies(RopeScaling, Recipe):
         return self.apply(self.dim, self.theta)
 
 
-@dataclass(frozen=True)
 class RopeTable(Recipe):
     """amplitude · fn(position · frequency), f32 [length, pairs], for positions 0 to length − 1; `fn` is "cos" or "sin".
 
@@ -222,7 +220,6 @@ class RopeTable(Recipe):
         return (self.amplitude * {"cos": np.cos, "sin": np.sin}[self.fn](angles)).astype(np.float32)
 
 
-@dataclass(frozen=True)
 class Sinusoid(Recipe):
     """Sinusoidal positions (Vaswani 2017), [length, dim]: sines at even, cosines at odd indices; else sines first.
 
@@ -250,7 +247,6 @@ class Sinusoid(Recipe):
         return out[:, : self.dim]
 
 
-@dataclass(frozen=True)
 class Interpolate(Recipe):
     """`item` interpolated to `length` rows (position interpolation of learned positions): row p is `item` at position
     p/`factor`, linearly interpolated between adjacent rows; beyond the last row it is the last row."""
@@ -274,7 +270,6 @@ class Interpolate(Recipe):
         return np.asarray(rows[low - low[0]] * (1 - share) + rows[high - low[0]] * share)
 
 
-@dataclass(frozen=True)
 class AlibiSlopes(Recipe):
     """ALiBi slopes (Press 2022), f32 [heads]: with n the largest power of two ≤ heads, 2^(−max_bias · i/n) for i = 1 to
     n, then 2^(−max_bias · i/(2n)) for i = 1, 3, 5, … until there are `heads`."""

@@ -7,7 +7,6 @@ rows do not depend on which other rows are computed with them. Centred and norma
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.random import default_rng  # at import: loading it at the first draw would swallow a Ctrl-C
@@ -22,7 +21,6 @@ def _multiply(left: Array, right: Array) -> Array:
     return np.asarray(product.astype(np.result_type(left, right)))
 
 
-@dataclass(frozen=True)
 class MatMul(Recipe):
     """`left` [..., m, k] times `right` [k, n] or [k]: [..., m, n] or [..., m]."""
 
@@ -43,7 +41,6 @@ class MatMul(Recipe):
         return _multiply(self.left.read(reader, start, stop), self.right.evaluate(reader))
 
 
-@dataclass(frozen=True)
 class Centre(Recipe):
     """`item` minus its mean over `axis`: (I − 11ᵀ/n) applied to that axis."""
 
@@ -70,7 +67,6 @@ class Centre(Recipe):
         return np.asarray(rows - total / count)
 
 
-@dataclass(frozen=True)
 class RowNorm(Recipe):
     """`item` normalized over the last axis as by `rms_norm` or `layer_norm` (`kind` rms or layer), times `weight`
     [width] and plus `bias` [width] if present."""
@@ -97,7 +93,6 @@ class RowNorm(Recipe):
         return np.asarray(rows if self.bias is None else rows + self.bias.evaluate(reader))
 
 
-@dataclass(frozen=True)
 class Norms(Recipe):
     """The Euclidean norm of the slice of `item` at each index of `axis`: f32 [size of that axis]."""
 
@@ -126,7 +121,6 @@ class Norms(Recipe):
         return np.asarray(np.sqrt(squares).astype(np.float32))
 
 
-@dataclass(frozen=True)
 class Identity(Recipe):
     """The identity matrix [size, size]."""
 
@@ -139,7 +133,6 @@ class Identity(Recipe):
         return np.eye(stop - start, self.size, start, np.float32)
 
 
-@dataclass(frozen=True)
 class Inverse(Recipe):
     """The inverses of the square matrices `item` [..., n, n]; WeftError if one is singular."""
 
@@ -164,7 +157,6 @@ class Inverse(Recipe):
         return inverses.astype(matrices.dtype if matrices.dtype == np.float64 else np.float32)
 
 
-@dataclass(frozen=True)
 class RandomOrthogonal(Recipe):
     """A random orthogonal matrix [size, size] from `seed`: a randomized Hadamard transform (QuaRot, Ashkboos 2024).
 

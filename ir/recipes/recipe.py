@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, fields, replace
 from typing import Any, ClassVar
 
+from ..frozen import Frozen
 from .readers import Array, TensorReader
 
 BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it fits into the processor's cache
@@ -26,8 +27,7 @@ def order_fields(kind: Any) -> tuple[Field[Any], ...]:
     return tuple(sorted(fields(kind), key=lambda f: f.kw_only is True))
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Frozen):
     """Base of all recipes. Subclasses are registered in REGISTRY under their snake_case `name`, such as mean_pool."""
 
     name: ClassVar[str] = ""

@@ -5,18 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from ..errors import WeftError
 
-
-class Stamp(NamedTuple):
-    """The state of a file: size and time change when it is written to, device and inode when it is replaced."""
-
-    size: int
-    mtime_ns: int
-    device: int
-    inode: int
+# Of a file: size and time change when it is written to, device and inode when it is replaced.
+Stamp = tuple[int, int, int, int]
 
 
 def take_stamps(paths: Iterable[Path]) -> dict[Path, Stamp]:
@@ -41,4 +34,4 @@ def check_unchanged(before: Mapping[Path, Stamp]) -> None:
 
 def _take_stamp(path: Path) -> Stamp:
     status = os.stat(path)
-    return Stamp(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino

@@ -145,7 +145,7 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
 def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
     """Return a NumPy reference function rotate(x, positions, …, heads=) of the node `rope`.
 
-    It calls `oracle.rotate_pairs` with the stored frequencies of `rope` and `settings` (interleaved, amplitude).
+    It is that of the op, with the stored frequencies of `rope` and `settings` (interleaved, amplitude).
 
     Raises:
         WeftError: if the stored frequencies differ relatively by 1e-6 or more from the published formula of `recipe`.
@@ -158,7 +158,7 @@ def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) ->
         raise WeftError(f"frequencies %{param.name} must be those of {recipe.scaling}, but differ by {error:.1e}")
 
     def rotate(x: Array, at: Array, *_: Array, heads: int, **__: Any) -> Array:
-        return oracle.rotate_pairs(x, at, stored, heads=heads, **settings)
+        return np.asarray(ops.rope.reference(x, at, stored, heads=heads, **settings))
 
     return rotate
 

@@ -1,9 +1,8 @@
 """The Pass: one rewrite of a graph, with its arguments, its declared effect and the check of that effect.
 
-A pass is a frozen dataclass. Its fields are its arguments, its docstring is its documentation, and defining the class
-registers the pass::
+A pass is a class; defining it makes a frozen dataclass of it and registers the pass. Its fields are its arguments, its
+docstring is its documentation::
 
-    @dataclass(frozen=True)
     class MhaToGqa(Pass):
         \"""Group the key and value heads …\"""
 
@@ -20,21 +19,60 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
+import textwrap
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Literal
 
 from weft.ir import DType, Graph, WeftError
+from weft.ir.frozen import Frozen
 from weft.ir.op import Attr, format_type
 from weft.ir.recipes.recipe import order_fields
 from weft.ir.recipes.spelling import spell
 from weft.ir.registry import Registry
 from weft.ir.types import dtypes
 
-from .docstrings import Documentation, read_docstring
 from .equivalence import EXACT, EquivalenceCheck
 from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Documentation:
+    """The parts of a pass's docstring; a missing part is "".
+
+    condition, source: the paragraph after that word and a colon; text: all other paragraphs after the summary.
+    pipeline, graph: the example's pass with its arguments, and the IR text that it runs on.
+    """
+
+    summary: str
+    text: str = ""
+    condition: str = ""
+    source: str = ""
+    pipeline: str = ""
+    graph: str = ""
+
+
+def read_docstring(docstring: str) -> Documentation:
+    """Split `docstring` into its parts; raise WeftError for a second paragraph ``Condition:`` or ``Source:``."""
+    sections: dict[str, str] = {}
+    text: list[str] = []
+    body = inspect.cleandoc(docstring)
+    if match := re.search(r"^Example (.+)::\n((?:(?:[ \t].*)?\n|[ \t].*\Z)+)", body + "\n", re.MULTILINE):
+        sections["pipeline"], sections["graph"] = match[1], textwrap.dedent(match[2]).strip() + "\n"
+        body = (body[: match.start()] + body[match.end() :]).strip()
+    summary, *paragraphs = re.split(r"\n\s*\n", body)
+    for paragraph in paragraphs:
+        name, colon, rest = paragraph.partition(":")
+        if colon and name in ("Condition", "Source"):
+            if name.lower() in sections:
+                raise WeftError(f"docstring {summary!r} has two paragraphs {name}")
+            sections[name.lower()] = rest.strip()
+        else:
+            text.append(paragraph)
+    return Documentation(" ".join(summary.split()), "\n\n".join(text), **sections)
+
 
 Effect = Literal["exact", "conditional", "lossy", "changing"]
 Purpose = Literal[
@@ -86,8 +124,7 @@ def _format_value(value: Any) -> str:
     return "none" if value is None else json.dumps(value) if isinstance(value, (str, bool)) else str(value)
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Frozen):
     """The base class of all passes."""
 
     name: ClassVar[str] = ""

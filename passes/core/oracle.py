@@ -1,4 +1,4 @@
-"""Reference definitions of attention, RoPE and its frequencies for checks; they share no code with the ops."""
+"""Reference definitions for checks: attention under any mask, and frequencies of RoPE, without code of recipes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.ir import ops
 from weft.ir.recipes.readers import Array
 
 
@@ -19,67 +20,17 @@ def attend(
     bias: Array | None = None,
     key_mask: Array | None = None,
     sinks: Array | None = None,
-    *,
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    scale: float | None,
-    softcap: float | None,
-    value_dim: int | None,
-    **_: Any,
+    **attrs: Any,
 ) -> Array:
     """Return the output of the op `attention` without a cache, [batch, queries, heads·value_dim].
 
-    `may_attend(i, j)` states whether query i may attend to key j, in place of the op's window and pattern; `causal` and
-    `key_mask` mask further keys. Shapes: q [batch, queries, heads·d], k [batch, keys, kv_heads·d], v [batch, keys,
-    kv_heads·value_dim]. Without v, values are the first `value_dim` features of each key head.
+    `may_attend(i, j)` states whether query i may attend to key j, in place of the window and pattern in `attrs`; their
+    `causal` and `key_mask` mask further keys.
     """
-    batch, seq, width = q.shape
-    d = width // heads
-    allowed = np.array([[may_attend(i, j) and (j <= i or not causal) for j in range(k.shape[1])] for i in range(seq)])
-    rows = []
-    for b in range(batch):
-        outputs = []
-        for h in range(heads):
-            g = h // (heads // kv_heads)
-            key = k[b, :, g * d : (g + 1) * d]
-            value = key[:, :value_dim] if v is None else np.split(v[b], kv_heads, axis=1)[g]
-            score = q[b, :, h * d : (h + 1) * d] @ key.T * (d**-0.5 if scale is None else scale)
-            if softcap is not None:
-                score = softcap * np.tanh(score / softcap)
-            if bias is not None:
-                score = score + bias[b % len(bias), h % bias.shape[1]]
-            visible = allowed if key_mask is None else allowed & (key_mask[b % len(key_mask)] != 0)
-            highest = np.where(visible, score, -np.inf).max(1, keepdims=True)
-            # For a query whose keys are all masked, −∞ − (−∞) would be NaN.
-            highest = np.where(np.isfinite(highest), highest, 0)
-            # Masked scores are replaced first, as exp of them may overflow.
-            powers = np.where(visible, np.exp(np.where(visible, score, highest) - highest), 0)
-            total = powers.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[h] - highest))
-            # The output of a query whose keys are all masked is 0.
-            outputs.append(powers @ value / np.where(total == 0, 1, total))
-        rows.append(np.concatenate(outputs, 1))
-    return np.stack(rows)
-
-
-def rotate_pairs(
-    x: Array, positions: Array, frequencies: Array, *, heads: int, interleaved: bool, amplitude: float = 1.0
-) -> Array:
-    """Apply the op `rope`: multiply feature pairs, as complex numbers, by amplitude · e^(i · position · frequency).
-
-    Shapes: x [batch, seq, heads·d], positions [batch or 1, seq], frequencies [pairs]. Features of a head beyond the
-    first 2·pairs stay unchanged. Pairs are adjacent features if `interleaved`, else features p and p + pairs.
-    """
-    batch, seq, width = x.shape
-    pairs = len(frequencies)
-    y = x.reshape(batch, seq, heads, width // heads).copy()
-    real, imaginary = (
-        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(0, pairs), slice(pairs, 2 * pairs))
-    )
-    rotation = amplitude * np.exp(1j * (positions[:, :, None, None] * frequencies))
-    z = (y[..., real] + 1j * y[..., imaginary]) * rotation
-    y[..., real], y[..., imaginary] = z.real, z.imag
-    return y.reshape(x.shape)
+    allowed = np.array([[may_attend(i, j) for j in range(k.shape[1])] for i in range(q.shape[1])])
+    masked = np.where(allowed[None, None], 0.0 if bias is None else bias, -np.inf)
+    attrs |= {"window": None, "keep_first": 0, "pattern": "dense"}
+    return np.asarray(ops.attention.reference(q, k, v, masked, key_mask, sinks, **attrs))
 
 
 def compute_amplitude(scaling: str, factor: float) -> float:

@@ -239,7 +239,7 @@ def block_sparse_attention(
     A block of `block` queries attends to these blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv
     2007.14062, BigBird): itself, `sides` blocks before and after it, the first `first` and the last `last` blocks of
     the sequence. Queries of these first and last blocks attend to all keys. Not causal. The method `counts` of
-    `weft.ir.schema.visible_blocks.VisibleBlocks` defines c, also with `first_weight` and `dense`.
+    `weft.ir.schema.visible_keys.VisibleBlocks` defines c, also with `first_weight` and `dense`.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
     `scale` and `key_mask` [batch, seq] as in `attention`. A query without visible keys has the output 0.

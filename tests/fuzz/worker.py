@@ -154,7 +154,7 @@ def _answer(answers: TextIO, home: Path, corpus: Path, seed: int, servers: conte
         kind, number = line.rstrip("\n").rsplit(" ", 1)
         if kind == "serve" and SERVER is None:
             import weft
-            from weft.frontends.app.serve.server import serve_in_thread
+            from tests.frontends.app.serve.serving import serve_in_thread
             from weft.frontends.app.serve.server_settings import ServerSettings
 
             settings = ServerSettings("llama", drain=0.0)

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from weft.ir.schema.visible_blocks import VisibleBlocks
-from weft.ir.schema.visible_keys import VisibleKeys
+from weft.ir.schema.visible_keys import VisibleBlocks, VisibleKeys
 
 from ..model.network import Network, Vertex
 

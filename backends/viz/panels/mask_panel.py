@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.ir.ops import caches
-from weft.ir.schema.visible_blocks import VisibleBlocks
+from weft.ir.schema.visible_keys import VisibleBlocks
 
 from ..model.labels import RECURRENT
 from ..model.network import Network, Vertex

@@ -6,15 +6,33 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from weft.backends.safetensors import Progress
+from weft.backends.safetensors import Progress, count_written, parse_stored, write_file
 from weft.ir.errors import WeftError
-from weft.ir.storage import check_replaceable
+from weft.ir.storage import check_replaceable, replace_file
 from weft.passes import Report
 from weft.passes.core.resume import choose_store, remove_results
 
-from ...model import SourceLike
+from ...formats.weft.model_folder import collect_weights
+from ...model import Model, SourceLike
 from .rewrite import rewrite
 from .source.sources import load_source
+
+
+def write_parameters(
+    model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
+) -> None:
+    """Write every parameter of `model` that stores weights to the safetensors file `out`, atomically.
+
+    They are stored in `dtype` (f32, f16, bf16), or each in the dtype of `find_exact_dtype`.
+
+    Raises:
+        WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
+    """
+    tensors = collect_weights(model.graph, None if dtype is None else parse_stored(dtype))
+    with replace_file(Path(out), model.files) as partial:
+        write_file(partial, tensors, count_written(progress, tensors))
+        model.check_unchanged()
+
 
 FORMATS = ("hf", "safetensors", "gguf")
 _FILES = {".safetensors": "safetensors", ".gguf": "gguf"}  # suffix -> format
@@ -89,7 +107,7 @@ def export(
 
         family = write_gguf(model, out, dtype=dtype, weights=weights, progress=progress, note=note)
     else:
-        from ...export.parameters import write_parameters
+        from ...app.api.export import write_parameters
 
         write_parameters(model, out, dtype=dtype, progress=progress)
     remove_results(choose_store(out))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .completion import complete_sources
+from .options import parse_token_ids
 from .terminal import echo, format_json, print_note, show_progress
 from .verify_command import DIFFERENT
 
@@ -14,18 +15,11 @@ if TYPE_CHECKING:
     from ..api.bisect.bisection import Bisection
 
 
-def _parse_ids(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:
-    try:
-        return None if text is None else [int(i) for i in text.split(",")]
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,2,3") from error
-
-
 @click.command("bisect", short_help="Find where two models first differ, and how.")
 @click.argument("a", shell_complete=complete_sources)
 @click.argument("b", shell_complete=complete_sources)
 @click.option("--prompt", help="The text that both read; default: a built-in sentence.")
-@click.option("--ids", callback=_parse_ids, metavar="1,2,3", help="Token ids instead of a text.")
+@click.option("--ids", callback=parse_token_ids, metavar="1,2,3", help="Token ids instead of a text.")
 @click.option("--viz", metavar="FILE.html", help="Also write a page with both models and the place marked.")
 @click.option(
     "--trust", is_flag=True, help="Run the code that a compiled folder names: model.py, an architecture file."

@@ -235,7 +235,7 @@ def families_command(name: str | None) -> None:
       weft families gemma2
     """
     from ...models.families import FAMILIES
-    from ...models.tables.overview import tabulate_families
+    from ...models.tables.family import tabulate_families
 
     _check_name(name, FAMILIES, "family", "families")
     if name is None:

@@ -18,7 +18,7 @@ from .terminal import echo, format_bytes, format_count, print_note, print_table
 if TYPE_CHECKING:
     from weft.backends.torch.transformers.scale.estimate import ParallelCosts
 
-    from ..api.inspect.breakdown import PartCost
+    from ..api.inspect.counting import PartCost
     from ..api.inspect.inspection import Inspection
     from ..api.inspect.weight_sizes import WeightSizes
 
@@ -82,8 +82,7 @@ def inspect_command(
     import json
 
     from ... import load_source
-    from ..api.inspect.breakdown import compute_part_costs
-    from ..api.inspect.counting import inspect
+    from ..api.inspect.counting import compute_part_costs, inspect
     from ..api.inspect.parallel import estimate_parallel as divide
     from ..api.inspect.weight_sizes import compute_weight_sizes
 

@@ -95,3 +95,11 @@ def add_loading_options(command: T) -> T:
     for option in reversed(options):  # decorators apply from the bottom up
         command = option(command)
     return command
+
+
+def parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
+    """Return the token ids in `text`, separated by commas."""
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,15,7") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,8 +14,8 @@ from weft.ir.errors import WeftError
 from .completion import complete_sources
 from .guard import print_error
 from .open_model import open_model
-from .options import LOADING, add_loading_options, default_option, device_option, prefix_cache_option
-from .terminal import echo, print_note
+from .options import LOADING, add_loading_options, default_option, device_option, parse_token_ids, prefix_cache_option
+from .terminal import echo, escape_controls, print_note
 
 if TYPE_CHECKING:
     from weft.backends.runtime.core.generation import Conversation, Generator, Stream
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
 
 
 EMBEDDING = ("pooling", "normalize", "prompt_name", "truncate_dim")  # options of an embedding
-
-
-def _parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,15,7") from None
 
 
 def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any:
@@ -50,7 +44,7 @@ def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -
 @click.command("run", short_help="Generate text or chat.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: stdin.")
-@click.option("--ids", callback=_parse_token_ids, help="Token ids to continue, such as 1,15,7; prints token ids.")
+@click.option("--ids", callback=parse_token_ids, help="Token ids to continue, such as 1,15,7; prints token ids.")
 @click.option(
     "--sound",
     callback=_load_sound,
@@ -172,8 +166,6 @@ def run_command(
             text = ids if prompt is None else prompt
             assert text is not None  # open_model rejects a sound for encoders
             if model.task is not None and not any(v is not None for v in embedding.values()):
-                from .answers_output import print_task
-
                 print_task(model, text, pairs)
                 return
             _print_embedding(model, text, source, **embedding)
@@ -270,3 +262,43 @@ def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> No
             print_error(str(error))
         except KeyboardInterrupt:
             echo()
+
+
+def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str]) -> None:
+    """Print a line for each label, token, answer or candidate of `pairs`; the line begins with its score.
+
+    Raise WeftError if the task cannot be printed, or does not fit token ids or the number of `pairs`.
+    """
+    assert model.task is not None
+    task = model.task.name
+    if isinstance(text, list) and (pairs or task != "text-classification"):
+        raise WeftError(f"--ids needs a model that labels one sequence, and {model.folder} is for {task}: use --prompt")
+    inputs: Any = text  # the check above rejects ids for methods that need text
+    if task == "question-answering":
+        if len(pairs) != 1:
+            raise WeftError(f"a question needs one context, not {len(pairs)}: give it by --pair, once")
+        _print_scores((span.score, span.text) for span in model.answer(inputs, pairs[0]))
+    elif task == "multiple-choice":
+        if not pairs:
+            raise WeftError("a multiple-choice model needs at least one choice: give each by --pair")
+        _print_scores(sorted(zip(model.choose(inputs, pairs), pairs, strict=True), reverse=True))
+    elif task in ("fill-mask", "token-classification"):
+        if pairs:
+            raise WeftError(f"a model for {task} reads one text: leave out --pair")
+        if task == "fill-mask":
+            for best in model.fill(inputs):
+                _print_scores((score, token) for token, score in best.items())
+        else:
+            _print_scores((s.score, f"{s.label}\t{s.text}\t{s.start}:{s.end}") for s in model.tag(inputs))
+    elif task == "text-classification" and len(pairs) > 0 and len(model.task.labels) == 1:
+        _print_scores((rank.score, pairs[rank.index]) for rank in model.rank(inputs, pairs))
+    elif task in ("text-classification", "next-sentence-prediction"):
+        for scores in model.classify([(text, pair) for pair in pairs] if pairs else [text]):
+            _print_scores((score, label) for label, score in scores.items())
+    else:
+        raise WeftError(f"{model.folder} has a model for {task}, which `weft run` does not print: use `weft.load`")
+
+
+def _print_scores(lines: Any) -> None:
+    for score, answer in lines:
+        echo(f"{score:.4f}\t{escape_controls(answer)}")

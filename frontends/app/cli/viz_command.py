@@ -95,7 +95,7 @@ def viz_command(
 def _run_prompt(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
     """Return the model to draw, and page data with its attention and predictions for a prompt."""
     from ... import load_source
-    from ..api.draw.prompting import run_prompt
+    from ..api.draw.pictures import run_prompt
 
     model = load_source(source)
     with show_progress("running the prompt", unit="operations") as step:

@@ -9,9 +9,7 @@ import logging
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import uvicorn
@@ -175,20 +173,3 @@ class _Uvicorn(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._count += 1
         self._on_signal(self._count > 1)
-
-
-@contextlib.contextmanager
-def serve_in_thread(
-    model: Generator | EncoderModel, settings: ServerSettings, listening: socket.socket | None = None
-) -> Iterator[Server]:
-    """Serve `model` in a thread while the block runs; yield the server. Default socket: a free port of 127.0.0.1."""
-    server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)
-    with ThreadPoolExecutor(1, "weft-server") as pool:
-        running = pool.submit(server.run)
-        try:
-            while not server.started and not running.done():
-                time.sleep(0.01)
-            yield server
-        finally:
-            server.stop()
-            running.result()

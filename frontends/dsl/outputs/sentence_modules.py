@@ -13,7 +13,7 @@ from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
 from ..build import Layer, constant_param, fill, keep, kept, module, named, param
-from ..checks import need, need_activation, need_int
+from ..checks import need
 from ..layers import linear
 
 
@@ -44,10 +44,6 @@ class Dense:
     bias: bool = True
     residual: bool = False
 
-    def __post_init__(self) -> None:
-        need_int(self, "width")
-        need_activation(self, self.activation)
-
     def __call__(self, x: Value) -> Value:
         """Map x [..., dim] to [..., width]."""
         y = activate(linear(x, self.width, "linear", self.bias), self.activation)
@@ -65,9 +61,6 @@ class WeightedLayerPooling:
     """
 
     start: int = 4
-
-    def __post_init__(self) -> None:
-        need_int(self, "start", least=0)
 
     def __call__(self, x: Value) -> Value:
         """Map x [..., dim], the last state, to a value of the same shape."""
@@ -125,7 +118,6 @@ class SentencePooling:
         modes, valid = ((self.mode,), ALONE) if isinstance(self.mode, str) else (self.mode, MODES)
         fits = 0 < len(modes) == sum(m in valid for m in modes)
         need(self, fits, f"mode={self.mode!r} must be of {', '.join(valid)}")
-        need_int(self, "token", least=0)
         need(self, all(map(callable, (*self.before, *self.after))), "before and after must be lists of modules")
 
     @property

@@ -25,8 +25,14 @@ from .merging import load_merged
 from .quantized import dequantize_reader, find_unread_scheme
 from .safetensors import SafetensorsReader, list_weight_files
 from .sentence_transformers import ranking
-from .sentence_transformers.sentence import Sentence, find_transformer, read_sentence, read_static_config
-from .sentence_transformers.static import STATIC, STATIC_EMBEDDING
+from .sentence_transformers.sentence import (
+    STATIC,
+    STATIC_EMBEDDING,
+    Sentence,
+    find_transformer,
+    read_sentence,
+    read_static_config,
+)
 from .tokens.added import find_token
 from .tokens.files import list_tokenizer_files
 

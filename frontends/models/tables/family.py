@@ -330,3 +330,12 @@ def blame_keys(e: Exception, make: Rule, config: Config) -> WeftError:
             culprits.append(name)
     values = (f"{k}={reprlib.repr(config[k])}" for k in culprits if f" {k}=" not in f" {e}")
     return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))
+
+
+def tabulate_families(families: Mapping[str, Family]) -> list[tuple[str, str, str]]:
+    """Return the titles, then a row (model_type, class, GGUF architecture) per family; "+": weft also exports to it."""
+    rows = [("family", "exported", "GGUF")]
+    for name, family in sorted(families.items()):
+        gguf = "" if family.gguf is None else family.gguf.model_types[0] + ("+" if family.gguf.loader else "")
+        rows.append((name, family.transformers, gguf))
+    return rows

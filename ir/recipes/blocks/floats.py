@@ -10,7 +10,6 @@ groups of 16 with a scale E4M3, times one f32 scale of the matrix (NVIDIA, arXiv
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,7 +31,6 @@ _DOUBLED = (128 + 2 * E2M1).astype(np.uint8)  # by code; 128 represents 0
 LEAST = np.finfo(np.float32).tiny  # the least scale of a matrix: subnormal ones would lose bits
 
 
-@dataclass(frozen=True)
 class ToFloat8(BlockRecipe):
     """`item` [..., out, in] rounded to the nearest 8-bit floats (e4m3) in tiles of 128 · 128 elements. The scale of a
     tile is its largest magnitude / 448. The last tiles of an axis may be smaller. WeftError if a value is not
@@ -69,7 +67,6 @@ def _find_tile_maxima(sizes: Array) -> Array:
     return np.asarray(tall.repeat(TALL, -2)[..., :rows, :])
 
 
-@dataclass(frozen=True)
 class Float8(BlockRecipe):
     """The matrix [..., out, `width`] of `codes` u8 [..., out, groups · 128], the bytes of 8-bit floats, times `scales`
     f32 [..., out, groups]."""
@@ -115,7 +112,6 @@ def compute_tensor_scale(largest: float) -> float:
     return float(max(np.float32(largest) / (LARGEST_E2M1 * LARGEST_E4M3), LEAST))
 
 
-@dataclass(frozen=True)
 class ToFloat4(BlockRecipe):
     """`item` [..., out, in] rounded to the nearest 4-bit floats of `format`, ties to even, in groups of adjacent
     elements.
@@ -170,7 +166,6 @@ class ToFloat4(BlockRecipe):
         return np.broadcast_to(selected.reshape(-1, *(1 for _ in lead)), (*lead, 1))
 
 
-@dataclass(frozen=True)
 class Float4(BlockRecipe):
     """The matrix [..., out, `width`] of stored 4-bit floats, E2M1 value · scale (· tensor scale).
 
@@ -222,7 +217,6 @@ class Float4(BlockRecipe):
         return Blocks(unpacked, scales, tensor_scales=tensor_scales)
 
 
-@dataclass(frozen=True)
 class InBytes(BlockRecipe):
     """The matrix `item`, a `BlockRecipe` of 4-bit floats, as 8-bit integers, for kernels that read 8-bit codes. It is
     exact: twice a 4-bit float is an integer from −12 to 12."""

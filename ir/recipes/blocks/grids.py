@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +26,6 @@ SAMPLES, SAMPLED = 4, 4  # sampled positions of a tensor, and rows at each
 FEWEST = 4  # distinct values that a group needs to identify a grid
 
 
-@dataclass(frozen=True)
 class OnGrid(BlockRecipe):
     """The float tensor `item` [out, in], which was dequantized from blocks, converted back to blocks.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...errors import WeftError
@@ -30,7 +28,6 @@ class BlockRecipe(Recipe):
         return self.layout(reader).dequantize(self.read_blocks(reader, start, stop))[..., :width]
 
 
-@dataclass(frozen=True)
 class Kept(Recipe):
     """The matrix `item` [..., out, in]. Backends multiply by its stored blocks instead of dequantizing them first.
 

@@ -30,7 +30,6 @@ Parts represent blocks exactly, except that sums in `offsets` are rounded to f32
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -105,7 +104,6 @@ def compute_part_widths(layout: BlockLayout, width: int) -> dict[str, int]:
     }
 
 
-@dataclass(frozen=True)
 class Part(Recipe):
     """The part called `part` of the blocks of `leaf` (a `Source` or `BlockRecipe`): [..., out, elements of the part].
 

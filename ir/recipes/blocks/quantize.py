@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from .spans import quantize_with_offsets, round_to_codes, scale_error, split_gro
 CHUNK = 1 << 17  # elements rounded at once: with the intermediate arrays they fit into the processor's cache
 
 
-@dataclass(frozen=True)
 class Quantize(BlockRecipe):
     """`item` [..., out, in] rounded to the nearest codes of `bits` bits, in groups of `group` elements of a row.
 
@@ -70,7 +68,6 @@ class Quantize(BlockRecipe):
         return quantize_chunks(rows, lambda chunk: round_rows(rows[chunk], layout, sources, codes, self.search))
 
 
-@dataclass(frozen=True)
 class Dequantize(BlockRecipe):
     """The matrix [..., out, `width`] of stored integer codes in groups: scale · (code − zero point).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from .parts import Part
 from .spans import quantize_with_offsets, round_scales
 
 
-@dataclass(frozen=True)
 class Stored(Recipe):
     """The part called `part` of the blocks of the matrix `item` [..., out, in]; the module `parts` defines the parts.
 
@@ -56,7 +55,6 @@ def _replace_leaves(recipe: Recipe, part: str) -> Recipe:
     return recipe.map_parts(lambda inner: _replace_leaves(inner, part))
 
 
-@dataclass(frozen=True)
 class AsStored(BlockRecipe):
     """The tensor `item` [out, in], which a checkpoint stores in blocks, as blocks that kernels can read.
 

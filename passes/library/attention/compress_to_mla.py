@@ -19,7 +19,7 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
-from ..heads.merge_heads import equalize_heads
+from ..heads.head_groups import equalize_heads
 from .latent_attention import FORM_ATTRS
 
 

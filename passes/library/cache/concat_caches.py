@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Value, WeftError, ops
 from weft.ir.op import Growth
 from weft.ir.types import sizes
@@ -20,7 +18,6 @@ from .rolling_buffer import FullCaches
 PAST = "past"  # the size of caches before a call, in tokens
 
 
-@dataclass(frozen=True)
 class ConcatCaches(Pass):
     """Replace caches that a call writes into by caches to which it appends: the form that most runtimes support.
 

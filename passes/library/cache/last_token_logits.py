@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from ...edits.edit import backward_slice, erase_unused, replace_uses
 SCOPE, FROM_END = "last_token", "logits_from_end"
 
 
-@dataclass(frozen=True)
 class LastTokenLogits(Pass):
     """Compute logits [batch, 1, vocab] of the last valid token of each batch row instead of all tokens.
 

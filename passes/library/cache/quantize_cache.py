@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,13 +21,11 @@ from ...analysis.states import find_cache_owner, find_cache_sharers, find_caches
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.edit import rebuild_node
 from ...fitting.calibration import sample_tokens
-from .cache_scales import FittedCache, Granularity, fit_caches, remove_caches
-from .head_maps import insert_maps
+from .cache_scales import FittedCache, Granularity, fit_caches, insert_maps, remove_caches
 
 LEAST_TOKENS = 128  # fewer calibration tokens than that do not predict the range of other sequences
 
 
-@dataclass(frozen=True)
 class QuantizeCache(Pass):
     """Keep keys and values of causal self-attentions as integers of `bits` bits, 8 or 4.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.op import Growth
@@ -18,7 +17,6 @@ from .kv_cache import cap_positions, run_in_chunks
 _LONGEST_TRIAL = 40  # tokens; for wider windows only sequences within the window are tried
 
 
-@dataclass(frozen=True)
 class RollingBuffer(Pass):
     """Limit the caches of attentions with a window to the keys in the window.
 
@@ -79,7 +77,6 @@ class RollingBuffer(Pass):
         _check_same_outputs(before, after, after, equivalence)
 
 
-@dataclass(frozen=True)
 class FullCaches(Pass):
     """Extend rolling caches to the keys of the full sequence: the inverse of rolling-buffer.
 

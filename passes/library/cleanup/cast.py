@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.ops.loops import cast_step
@@ -15,7 +13,6 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 _MOVES = (ops.expand, ops.concat, ops.slice_, ops.split)
 
 
-@dataclass(frozen=True)
 class CastDtype(Pass):
     """Convert floating-point parameters, inputs and values to `dtype` (f16, bf16, f32).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, Value
 from weft.ir.op import Trait
@@ -13,7 +12,6 @@ from weft.ir.recipes.spelling import spell_recipe
 from ... import Pass, Trace
 
 
-@dataclass(frozen=True)
 class Cse(Pass):
     """Compute equal expressions once.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph
 
 from ... import Pass, Trace
 
 
-@dataclass(frozen=True)
 class Dce(Pass):
     """Remove nodes and parameters that no output depends on.
 

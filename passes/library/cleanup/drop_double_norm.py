@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, ops
 
 from ... import Pass, Trace
 from ...edits.edit import erase_unused, replace_uses
 
 
-@dataclass(frozen=True)
 class DropDoubleNorm(Pass):
     """Remove an RMSNorm whose result is only used through a later norm: norm(W · rms(x)) → norm(W x).
 

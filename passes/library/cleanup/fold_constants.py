@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from ...edits.edit import erase_unused, replace_uses, swap_names
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
 class FoldConstants(Pass):
     """Replace nodes whose operands are all parameters, and iotas of fixed length, by parameters.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full
@@ -14,7 +12,6 @@ from ...edits.edit import are_params, derive_param, replace_param, replace_uses
 MOST = 65_536  # the largest `multiple`
 
 
-@dataclass(frozen=True)
 class PadVocab(Pass):
     """Append zero rows to the head and its tied table until the vocabulary size is a multiple of `multiple`.
 

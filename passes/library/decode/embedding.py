@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
@@ -42,7 +41,6 @@ def _fuse_embedding(offset: float = 0, **match: Any) -> Value | Refusal:
     return ops.embed_tokens.emit(*operands, offset=int(offset), **select(match, "scale"))[0]
 
 
-@dataclass(frozen=True)
 class FuseEmbedding(Pass):
     """Fuse the embeddings of tokens and positions and their scale into embed_tokens, which also computes RoPE angles.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from weft.ir import Graph, Value, ops
@@ -34,7 +33,6 @@ def _fuse_mixture(by: float = 1.0, **match: Any) -> Value | Refusal:
     return ops.mixture(match["x"], chosen, weights, *stacks, **select(match, *UNIT_ATTRS))
 
 
-@dataclass(frozen=True)
 class FuseMixture(Pass):
     """Compute only the k chosen experts of a mixture: moe(x, route(logits)) → mixture(x, chosen, weights).
 
@@ -80,7 +78,6 @@ def _fuse_route(**match: Any) -> tuple[Value, ...]:
     return ops.norm_route.emit(*operands, **select(match, *NORM, *ROUTE_ATTRS))
 
 
-@dataclass(frozen=True)
 class FuseRoute(Pass):
     """Fuse the choice of experts with the linear of their router: choose_experts(norm_linear(x, W)) → norm_route(x, W).
 

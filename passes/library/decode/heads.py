@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 from weft.ir import Graph, Param, Value, ops
@@ -85,7 +84,6 @@ def _fuse_qkv(**match: Any) -> tuple[Value, ...] | Refusal:
     return _rebuild_attention(match, q, k, v), k, v
 
 
-@dataclass(frozen=True)
 class FuseQkv(Pass):
     """Compute queries, keys and values of an attention from the residual stream by one op: norm_qkv.
 
@@ -164,7 +162,6 @@ def _fuse_latent(**match: Any) -> tuple[Value, ...] | Refusal:
     return _rebuild_attention(match, q, k, None, value_dim=match["value_dim"]), k
 
 
-@dataclass(frozen=True)
 class FuseLatent(Pass):
     """Compute queries against latents, and the key that goes to the cache, by one op: latent_qk.
 

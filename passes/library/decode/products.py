@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
@@ -94,7 +93,6 @@ def _fuse_activation(activation: str = "", beta: float = 1.0, **match: Any) -> V
     return ops.norm_linear(match["x"], match["weight"], match.get("bias"), **select(match, *NORM), activation=name)
 
 
-@dataclass(frozen=True)
 class FuseActivation(Pass):
     """Fuse activations and gated units with the products before them.
 
@@ -235,7 +233,6 @@ def _rank_term(term: Value) -> int:
     return 0
 
 
-@dataclass(frozen=True)
 class FuseLinearResidual(Pass):
     """Fuse a product with the residual addition after it: x + norm_linear(h, W) → linear_residual(h, W, x).
 
@@ -275,7 +272,6 @@ class FuseLinearResidual(Pass):
         apply_rules(graph, rules, trace)
 
 
-@dataclass(frozen=True)
 class PackLinears(Pass):
     """Fuse products of the same value: norm_linear(x, W₁), norm_linear(x, W₂) → norm_linear(x, pack(W₁, W₂)).
 

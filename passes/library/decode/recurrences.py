@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -169,7 +168,6 @@ REWRITES: dict[Op, dict[str, tuple[Callable[[], Value], Callable[..., Any]]]] = 
 }
 
 
-@dataclass(frozen=True)
 class FuseRecurrence(Pass):
     """Compute a recurrence together with its step sizes, decays and norms, and the gate and norm of its result.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat, Full, Literal, Take
@@ -14,7 +13,6 @@ from ...analysis.projections import Branch, find_branch, find_output_linear, is_
 from ...edits.edit import derive_bias, derive_param, rebuild_node, replace_param, require_param
 
 
-@dataclass(frozen=True)
 class DropKBias(Pass):
     """Drop the bias of the keys.
 
@@ -85,7 +83,6 @@ def _find_key_bias_effect(node: Node, k: Branch) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
 class VBiasToOBias(Pass):
     """Move the bias of the values into the bias of the output projection.
 

@@ -34,7 +34,6 @@ class Chain:
         return sum(n.output.width * x.width for n in self.linears if (x := n.inputs[0]) is not None)
 
 
-@dataclass(frozen=True)
 class CollapseLinears(Pass):
     """Multiply the weights of consecutive linears, and add the weights of parallel ones.
 

@@ -98,7 +98,6 @@ def fold_norm(s: Site) -> Site:
     return Site(norm, readers)
 
 
-@dataclass(frozen=True)
 class FoldNormScale(Pass):
     """Fold the weight g and bias β of norms into every linear that reads their results.
 

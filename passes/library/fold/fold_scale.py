@@ -32,7 +32,6 @@ class _Plan:
     edits: list[Edit]
 
 
-@dataclass(frozen=True)
 class FoldScale(Pass):
     """Fold constant factors into the weights that compute the multiplied values, or into those that read them.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, Param, Value, ops
 
 from ... import Pass, Trace
@@ -20,7 +18,6 @@ from ...edits.edit import erase_unused_params, rebuild_node
 from .fold_norm_scale import Site, find_site
 
 
-@dataclass(frozen=True)
 class LayernormToRmsnorm(Pass):
     """Replace the LayerNorms of a pre-norm model by RMSNorms, with weights that keep the residual stream centred.
 

@@ -23,7 +23,6 @@ class TableLookup:
     costly: bool = False
 
 
-@dataclass(frozen=True)
 class PrecomputeFirstLayer(Pass):
     """Look up queries, keys and values of the first layer by token id, in a table computed when the model is written.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, ops
 
 from ... import Pass, Trace
@@ -11,7 +9,6 @@ from ...analysis.feed_forward import GatedUnit, match_gate
 from ...edits.edit import erase_unused, replace_uses
 
 
-@dataclass(frozen=True)
 class FuseGlu(Pass):
     """Fuse gated units: act(gate) ⊙ up becomes the op `glu`.
 

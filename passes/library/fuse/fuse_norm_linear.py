@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
@@ -56,7 +55,6 @@ def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
     return y
 
 
-@dataclass(frozen=True)
 class FuseNormLinear(Pass):
     """Fuse a norm with every linear that reads it: linear(norm(x), W, b) → norm_linear(x, W′, b′).
 

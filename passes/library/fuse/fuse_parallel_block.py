@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat
 
 from ... import Pass, Trace
 from ...analysis.feed_forward import FeedForward, match_feed_forward
 from ...analysis.projections import Projections, find_projections
-from ...edits.edit import add_common_prefix, are_params, derive_param, erase_unused, is_feature_split, replace_uses
-from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
+from ...edits.edit import (
+    add_common_prefix,
+    are_params,
+    derive_param,
+    erase_unused,
+    find_summands,
+    find_sums,
+    has_add_norm_reader,
+    is_feature_split,
+    remove_summand,
+    replace_uses,
+)
 from .pack import pack_linears
 
 
-@dataclass(frozen=True)
 class FuseParallelBlock(Pass):
     """Compute a block x + attn(N x) + ffn(N x) with one input linear and one output linear for both branches.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,7 +45,6 @@ FORMS: dict[str, tuple[Callable[[Value], Value], Callable[[Value], Value], dict[
 }
 
 
-@dataclass(frozen=True)
 class FuseRouter(Pass):
     """Fuse top-k routers: ops that choose and weight k experts and scatter the weights become the op `route`.
 

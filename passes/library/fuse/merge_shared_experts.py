@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Value, ops
 from weft.ir.ops.activation import activate
 from weft.ir.recipes import Add, Concat
 
 from ... import Pass, Trace
 from ...analysis.feed_forward import FeedForward, Projection, match_feed_forward
-from ...edits.edit import add_common_prefix, backward_slice, derive_param, erase_unused, replace_uses
-from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
+from ...edits.edit import (
+    add_common_prefix,
+    backward_slice,
+    derive_param,
+    erase_unused,
+    find_summands,
+    find_sums,
+    has_add_norm_reader,
+    remove_summand,
+    replace_uses,
+)
 
 
-@dataclass(frozen=True)
 class MergeSharedExperts(Pass):
     """Merge a sum of feed-forwards of the same value into one as wide as all of them.
 

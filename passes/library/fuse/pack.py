@@ -1,17 +1,16 @@
-"""Pack linears that read the same activations into one, with their weights concatenated by recipe."""
+"""Pack linear layers that read the same input into one, and the inverse."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Concat, Full
 from weft.ir.recipes.blocks import BlockRecipe, find_block_layout
 
 from ... import ANY, Pass, Pattern, Refusal, Rule, Trace, apply_rules
-from ...analysis.projections import TOKENWISE_TRAITS
-from ...edits.edit import add_common_prefix, derive_param, erase_unused, replace_uses
+from ...analysis.projections import TOKENWISE_TRAITS, split_linear
+from ...edits.edit import add_common_prefix, are_params, derive_param, erase_unused, is_feature_split, replace_uses
 
 
 def pack_linears(
@@ -52,7 +51,6 @@ def has_different_layouts(weights: Iterable[Param]) -> bool:
     return len({str(find_block_layout(w.recipe, w.graph.reader)) for w in weights}) > 1
 
 
-@dataclass(frozen=True)
 class PackQkv(Pass):
     """Compute query, key and value with one linear: linear(x, [Wq; Wk; Wv]) → split.
 
@@ -129,7 +127,6 @@ def _pack_group(graph: Graph, x: Value, group: list[Node], name: str, trace: Tra
     erase_unused(graph, group)
 
 
-@dataclass(frozen=True)
 class PackGateUp(Pass):
     """Compute gate and up of a gated MLP with one linear: linear(x, [Wgate; Wup]) → split → glu.
 
@@ -183,3 +180,49 @@ def _pack_gated(
         return Refusal(reason)
     g, u = pack_linears(x, (gate, up), (gate_bias, up_bias), "gate_up")
     return ops.glu(g, u, activation=activation, limit=limit)
+
+
+class Unpack(Pass):
+    """Split a packed linear into separate linears.
+
+    split(linear(x, [A; B])) becomes linear(x, A), linear(x, B). The new weights are rows of the packed weight. If that
+    is a Concat recipe, they are its items.
+
+    Condition: the split cuts the last axis, and nothing else reads the packed result.
+
+    Source: linearity, [A; B] x = [A x; B x].
+
+    Example unpack::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %qkv.weight: f32[8, 4] = normal([8, 4], std=0.5, stream="qkv")
+          %qkv: f32[batch, seq, 8] = linear(%x, %qkv.weight)
+          %q: f32[batch, seq, 4], %k: f32[batch, seq, 2], %v: f32[batch, seq, 2] = split(%qkv, sizes=[4, 2, 2])
+          output q = %q
+          output k = %k
+          output v = %v
+        }
+    """
+
+    name = "unpack"
+    effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("pack-qkv", "pack-gate-up")
+    tradeoff = "several small products instead of a large one: equal FLOPs, but each reads x"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            x = node.inputs[0] if node.inputs else None
+            if node.op is not ops.split or x is None or x.producer is None or x.producer.op is not ops.linear:
+                continue
+            at = node.output.name
+            if not is_feature_split(node):
+                trace.refuse(self.name, at, f"the split cuts axis {node.attrs['axis']}, not the last")
+            elif len(x.users) > 1 or x.is_output:
+                trace.refuse(self.name, at, f"%{x.name} has other readers")
+            elif not are_params(x.producer.inputs[1:]):
+                trace.refuse(self.name, at, f"the weight of %{x.name} is computed")
+            else:
+                split_linear(node)
+                trace.record_rewrite(self.name, at)

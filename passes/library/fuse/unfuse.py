@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, ops
 
 from ... import Pass, Trace
 from ...edits.legalization import is_fused, legalize
 
 
-@dataclass(frozen=True)
 class Unfuse(Pass):
     """Replace fused ops by their bodies, until only simple ops are left: the inverse of the pipeline decode-torch.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weft.ir import Graph, Node, WeftError, ops
 
@@ -15,7 +15,6 @@ from .head_layout import HeadLayout, apply_layout, compute_norm_growth, find_lay
 LARGEST_MULTIPLE = 1024
 
 
-@dataclass(frozen=True)
 class PadHeadDim(Pass):
     """Pad the head dimension with zeros to a multiple of `multiple`, such as 8 or 16, as fused kernels require.
 

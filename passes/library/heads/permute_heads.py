@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
@@ -18,7 +17,6 @@ BiasCache = dict[tuple[Value, tuple[int, ...]], Value]  # (score bias, heads to 
 _HEAD_AXES = {ops.alibi: ("slopes", 0), ops.relative_position_bias: ("table", 1)}
 
 
-@dataclass(frozen=True)
 class PermuteHeads(Pass):
     """Reorder the heads of attention: new query head i is old head `order[i]`.
 

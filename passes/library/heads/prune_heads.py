@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +21,6 @@ from .head_layout import HeadLayout, apply_layout, find_layouts, rearrange_colum
 from .permute_heads import BiasCache, find_score_obstacle, rebuild_scores
 
 
-@dataclass(frozen=True)
 class PruneHeads(Pass):
     """Remove key and value heads, together with the query heads that read them and their part of the output projection.
 

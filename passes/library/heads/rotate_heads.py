@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, Param, Recipe, ops
 from weft.ir.op import Trait
 from weft.ir.recipes import Permute, Reshape
@@ -14,7 +12,6 @@ from ...analysis.projections import find_branch, find_output_linear, unpack_bran
 from ...edits.edit import replace_weights, require_param
 
 
-@dataclass(frozen=True)
 class RotateHeads(Pass):
     """Rotate the values of every attention head by a random orthogonal matrix R, and undo it in the output projection.
 

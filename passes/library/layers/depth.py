@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +21,6 @@ from ..fuse.fuse_residual_norm import FuseResidualNorm
 MOST_LAYERS = 1024  # inserted by one run
 
 
-@dataclass(frozen=True)
 class PruneLayers(Pass):
     """Remove the layers `layers`, but not all: indices, "even", "odd", or a string such as "4-7, 9"; -1 is the last.
 
@@ -99,7 +97,6 @@ class PruneLayers(Pass):
         equivalence.check_close(interpret(staged, inputs, watch=record), equivalence.run(after, inputs), EXACT)
 
 
-@dataclass(frozen=True)
 class InsertLayers(Pass):
     """Insert `count` copies of layer `after` (-1: the last) after it, initialized to add zero to the residual stream.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, interpret, ops
-from weft.ir.ops.activation import activate, check_activation
+from weft.ir.ops.activation import activate, apply_activation, check_activation
 from weft.ir.recipes.readers import Array
 
 from ... import Pass, Trace
@@ -19,7 +16,6 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.edit import erase_unused, rebuild_node, replace_uses
 
 
-@dataclass(frozen=True)
 class ReplaceActivation(Pass):
     """Replace the activation of every feed-forward by `to`: relu, relu2, gelu, gelu_tanh, gelu_quick, silu, sigmoid,
     tanh, elu, identity, or swish(β).
@@ -97,12 +93,13 @@ class ReplaceActivation(Pass):
                 return
             unit = sites[node]
             if isinstance(unit, GatedUnit):
-                outputs[0][...] = _apply_gate(self.to, arrays[unit.gate], arrays[unit.up], unit.limit, unit.shift)
+                attrs = unit.attrs | {"activation": self.to}
+                outputs[0][...] = ops.glu.reference(arrays[unit.gate], arrays[unit.up], **attrs)
             elif isinstance(unit, tuple):
-                outputs[0][...] = _apply_formula(self.to, arrays[unit[1]])
+                outputs[0][...] = apply_activation(arrays[unit[1]], self.to)
             else:
-                values = {o.name: read_value(node.operand(o.name)) for o in node.op.operands}
-                outputs[0][...] = _apply_experts(self.to, node, values)
+                attrs = node.attrs | {"activation": self.to}
+                outputs[0][...] = ops.moe.reference(*map(read_value, node.inputs), **attrs)
 
         arrays.update((staged.inputs[name], x) for name, x in inputs.items())
         equivalence.check_close(interpret(staged, inputs, watch=record), equivalence.run(after, inputs), EXACT)
@@ -123,53 +120,3 @@ def _find_activations(graph: Graph) -> Iterator[tuple[Node, GatedUnit | tuple[st
         linears = [n.op is ops.linear and i == 0 for n, i in node.output.uses]
         if parts is not None and linears and all(linears) and not node.output.is_output and find_projection(parts[1]):
             yield node, parts
-
-
-def _apply_formula(name: str, x: Array) -> Array:
-    if name.startswith("swish("):
-        return np.asarray(x / (1 + np.exp(-float(name[6:-1]) * x)))
-    return np.asarray(_FORMULAS[name](x))
-
-
-# Independent of the ops' references, so that `check` does not compare an op with itself.
-_FORMULAS: dict[str, Callable[[Any], Any]] = {  # Any: mypy spends seconds on the operators of arrays
-    "identity": lambda x: x,
-    "relu": lambda x: np.where(x > 0, x, 0),
-    "relu2": lambda x: np.where(x > 0, x * x, 0),
-    "gelu": lambda x: x * np.array([math.erfc(-t / math.sqrt(2)) / 2 for t in x.flat]).reshape(x.shape),
-    "gelu_tanh": lambda x: x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "gelu_quick": lambda x: x / (1 + np.exp(-1.702 * x)),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "tanh": lambda x: 2 / (1 + np.exp(-2 * x)) - 1,
-    "elu": lambda x: np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1),
-}
-
-
-def _apply_gate(name: str, gate: Array, up: Array, limit: float | None, shift: float) -> Array:
-    """Return act(min(gate, limit)) ⊙ (clip(up, -limit, limit) + shift), with the activation `name`."""
-    bound = math.inf if limit is None else limit
-    clamped = np.sign(up) * np.minimum(abs(up), bound)
-    return np.asarray(_apply_formula(name, np.where(gate > bound, bound, gate)) * (clamped + shift))
-
-
-def _apply_experts(name: str, node: Node, arrays: dict[str, Array | None]) -> Array:
-    """Return the output of the moe `node` with the activation `name`, computed token by token and expert by expert.
-    `arrays` maps the names of the operands to their values."""
-    x, combine, up, down = (arrays[k] for k in ("x", "combine", "up", "down"))
-    assert x is not None and combine is not None and up is not None and down is not None
-    y = np.zeros_like(x)
-    for index in zip(*np.nonzero(combine), strict=True):
-        token, e = index[:-1], index[-1]
-
-        def apply_linear(weight: Array, bias: Array | None, vector: Array, e: int = e) -> Array:
-            return np.asarray(weight[e] @ vector + (0 if bias is None else bias[e]))
-
-        hidden = apply_linear(up, arrays["up_bias"], x[token])
-        if (gate := arrays["gate"]) is None:
-            hidden = _apply_formula(name, hidden)
-        else:
-            gate_values = apply_linear(gate, arrays["gate_bias"], x[token])
-            hidden = _apply_gate(name, gate_values, hidden, node.attrs["limit"], node.attrs["shift"])
-        y[token] += combine[index] * apply_linear(down, arrays["down_bias"], hidden)
-    return y

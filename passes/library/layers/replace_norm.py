@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from weft.ir import Graph, Node, Value, WeftError, ops
@@ -13,7 +12,6 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.absorb import is_layer_norm
 
 
-@dataclass(frozen=True)
 class ReplaceNorm(Pass):
     """Replace every norm by an RMSNorm or a LayerNorm (`kind` rms or layer) with the same weights, and `eps` if given.
 

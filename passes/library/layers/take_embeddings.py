@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, Value, ops
 
 from ... import Pass, Trace
@@ -14,7 +12,6 @@ from ...edits.edit import erase_unused, replace_uses
 IDS = "input_ids"
 
 
-@dataclass(frozen=True)
 class TakeEmbeddings(Pass):
     """Read token embeddings from the input inputs_embeds [batch, seq, dim] instead of looking up input_ids.
 

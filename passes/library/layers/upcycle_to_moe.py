@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Param, WeftError, ops
 from weft.ir.recipes import Concat, Normal, Reshape
 
@@ -15,7 +13,6 @@ STD = 0.02  # of a new router's weights
 LIMIT = 1024  # number of experts
 
 
-@dataclass(frozen=True)
 class UpcycleToMoe(Pass):
     """Replace every feed-forward by a mixture of `experts` copies of it; a new router selects `top_k` for each token.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -27,13 +27,12 @@ from ...analysis.rotary import (
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import compute_amplitude
 from ...edits.edit import derive_param, replace_param, require_param
-from .position_values import find_first_row, find_position_tables
+from .strip_positions import find_first_row, find_position_tables
 
 _SCALING = {"pi": "linear", "ntk": "ntk", "yarn": "yarn", "llama3": "llama3"}
 _LENGTHS = ("context", "max_positions", "source_context", "max_source_positions")
 
 
-@dataclass(frozen=True)
 class ExtendContext(ScalingArguments, Pass):
     """Extend the context of a model `factor` times by scaling its RoPE frequencies or interpolating its position table.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import compute_amplitude
 
 
-@dataclass(frozen=True)
 class InsertRope(ScalingArguments, Pass):
     """Add RoPE to the queries and keys of attentions that have no rotary positions.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +19,6 @@ SECTIONS, INTERLEAVED = "rope_sections", "rope_interleaved"  # keys of graph.met
 AXES = 3
 
 
-@dataclass(frozen=True)
 class MultimodalRope(Pass):
     """Rotate queries and keys by time, height and width (M-RoPE) instead of by one position.
 

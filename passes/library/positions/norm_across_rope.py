@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,7 +16,6 @@ from ...edits.edit import erase_unused, replace_uses
 _NORMS = (ops.rms_norm, ops.layer_norm)
 
 
-@dataclass(frozen=True)
 class NormAcrossRope(Pass):
     """Move the RMSNorm of queries or keys across RoPE: to=behind puts it after the rotation, to=before ahead of it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,7 +15,6 @@ from ...edits.edit import derive_param, rebuild_node, replace_param
 from ..heads.head_layout import take_rows
 
 
-@dataclass(frozen=True)
 class RopeLayout(Pass):
     """Convert RoPE to the `layout` half (feature k pairs with k + pairs: Llama, NeoX) or interleaved (2k with 2k + 1).
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Op, Value, ops
+from weft.ir import Graph, Node, Op, Param, Value, ops
 from weft.ir.recipes.readers import Array
 
 from ... import Pass, Trace
@@ -18,13 +17,45 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
 from ...edits.edit import backward_slice, replace_uses
 from ..cleanup.dce import Dce
-from .position_values import find_position_tables, find_position_values
+
+
+def find_position_values(graph: Graph) -> set[Value]:
+    """Return the values that depend only on the input position_ids, on token counts (iota) and on parameters."""
+    values: set[Value] = {v for name, v in graph.inputs.items() if name == "position_ids"}
+    for node in graph.nodes:
+        operands = {v for v in node.inputs if v is not None and not isinstance(v, Param)}
+        if node.op is ops.iota or (operands and operands <= values):
+            values.update(node.outputs)
+    return values
+
+
+def find_position_tables(graph: Graph) -> list[Node]:
+    """Return the `embedding` nodes that look up positions in a table that is a parameter of fixed length."""
+    values = find_position_values(graph)
+    return [n for n in graph.nodes if n.op is ops.embedding and n.inputs[0] in values and _is_table(n)]
+
+
+def find_first_row(node: Node) -> int | None:
+    """Return the row of position 0 in the table of the position embedding `node`; None if it cannot be derived."""
+    value, offset = node.inputs[0], 0
+    while value is not None and (producer := value.producer) is not None and producer.op is not ops.iota:
+        if producer.op is ops.affine and producer.attrs["by"] == 1 and float(producer.attrs["plus"]).is_integer():
+            offset += int(producer.attrs["plus"])
+        elif producer.op not in (ops.expand, ops.unsqueeze, ops.cast):
+            return None
+        value = producer.inputs[0]
+    return offset
+
+
+def _is_table(node: Node) -> bool:
+    table = node.inputs[1]
+    return isinstance(table, Param) and isinstance(table.shape[0], int)
+
 
 _SUMS = (ops.add, ops.add_norm)  # they add position embeddings to token embeddings
 _MASKING = {ops.less, ops.less_equal, ops.equal, ops.where}  # a bias made with them may hide keys
 
 
-@dataclass(frozen=True)
 class StripPositions(Pass):
     """Remove all positions (NoPE): rotations, added tables and sinusoids, and biases by distance.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -37,7 +37,6 @@ FEW = 6.0  # bits of a weight, scales included, below which a file counts as one
 LEAST_TOKENS = 256  # below which moments of activations are meaningless
 
 
-@dataclass(frozen=True)
 class QuantizeWeights(Pass):
     """Store weight matrices as integers of `bits` bits; every group of `group` values of a row shares a scale.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph
 
 from ... import Pass, Trace
 from ...edits.legalization import ACCEPTS, legalize
 
 
-@dataclass(frozen=True)
 class Legalize(Pass):
     """Replace ops by their bodies until the `target` has a lowering for every op.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, ops
 from weft.ir.types import dtypes
 
@@ -19,7 +17,6 @@ def list_losses(graph: Graph) -> list[str]:
     return [name for name in graph.outputs if name != "logits" and not name.startswith("present")]
 
 
-@dataclass(frozen=True)
 class DropOutputs(Pass):
     """Remove the outputs `names`, such as the loss of routers, and the nodes that no other output depends on.
 
@@ -66,7 +63,6 @@ class DropOutputs(Pass):
         equivalence.check_close({name: expected[name] for name in remaining}, remaining, EXACT)
 
 
-@dataclass(frozen=True)
 class WidenOutputs(Pass):
     """Return outputs in f32 that are computed in 16 bits: numpy does not support bf16, and JavaScript neither of both.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.frequencies import RopeFrequencies
@@ -18,7 +18,6 @@ def has_length_dependent_rope(graph: Graph) -> bool:
     )
 
 
-@dataclass(frozen=True)
 class RopeLength(Pass):
     """Set RoPE frequencies that depend on the length of sequences to those for sequences of up to `length` tokens.
 

@@ -6,21 +6,77 @@ The source is the sequence that the encoder reads; nodes that depend on its inpu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import networkx as nx
 
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Growth
+from weft.ir.recipes.readers import Array
+from weft.ir.types import TensorType
 
 from ... import Pass, Trace
 from ...analysis.states import SOURCE, find_specs
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.edit import rename_all
-from ...package import Package
 from ..cleanup.dce import Dce
+
+
+@dataclass(frozen=True)
+class GraphConnection:
+    """An output of the graph named `maker` that is an input of the graph `reader`; `name` is its name in the model."""
+
+    maker: str
+    reader: str
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True)
+class Package:
+    """Graphs by name, in the order in which they run.
+
+    A graph's input is the output of an earlier graph with the same name in the model, else an input of the model.
+    For each graph, `renamed` maps names of inputs and outputs to names in the model; unlisted names stay.
+    """
+
+    graphs: Mapping[str, Graph]
+    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def find_connections(self) -> list[GraphConnection]:
+        """Return the connections between the graphs, in the order of the reading graphs and of their inputs.
+
+        Raises:
+            WeftError: if a connected output and input differ in type, naming both graphs.
+        """
+        outputs, connections = dict[str, tuple[str, TensorType]](), list[GraphConnection]()
+        for reader, graph in self.graphs.items():
+            for name, value in graph.inputs.items():
+                model_name = self._in_model(reader, name)
+                if model_name not in outputs:
+                    continue
+                maker, type = outputs[model_name]
+                if value.type != type:
+                    raise WeftError(f"{reader} reads {model_name} as {value.type}, but {maker} returns {type}")
+                connections.append(GraphConnection(maker, reader, model_name, type))
+            outputs |= {self._in_model(reader, name): (reader, v.type) for name, v in graph.outputs.items()}
+        return connections
+
+    def run(
+        self, run: Callable[[Graph, Mapping[str, Array]], Mapping[str, Array]], inputs: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Call run(graph, its inputs) for every graph; return `inputs` and all outputs, by their names in the model."""
+        values = dict(inputs)
+        for reader, graph in self.graphs.items():
+            outputs = run(graph, {name: values[self._in_model(reader, name)] for name in graph.inputs})
+            values |= {self._in_model(reader, name): array for name, array in outputs.items()}
+        return values
+
+    def _in_model(self, graph: str, name: str) -> str:
+        return self.renamed.get(graph, {}).get(name, name)
+
 
 ENCODER, DECODER = "encoder", "decoder"
 IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
@@ -28,7 +84,6 @@ HIDDEN, STATES, LOSS = "encoder_hidden_states", "last_hidden_state", "aux_loss"
 At = Literal["keys", "states", "packed"]
 
 
-@dataclass(frozen=True)
 class _Side(Pass):
     """The base of encoder-side and decoder-side: it cuts the graph and keeps the part `kind` (encoder or decoder)."""
 
@@ -78,7 +133,6 @@ class _Side(Pass):
         equivalence.check_close(expected, {name: outputs[name] for name in expected}, EXACT)
 
 
-@dataclass(frozen=True)
 class EncoderSide(_Side):
     """Keep the encoder of an encoder-decoder: the nodes that depend on the source inputs only.
 
@@ -111,7 +165,6 @@ class EncoderSide(_Side):
     see = ("decoder-side",)
 
 
-@dataclass(frozen=True)
 class DecoderSide(_Side):
     """Keep the decoder of an encoder-decoder: the nodes that depend on inputs other than the source.
 

@@ -153,7 +153,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.Block(3), "Block: attn=3 is not a module"),
         (lambda: dsl.Block(dsl.Attention), "Block: attn=<class .*Attention'> is not a module: call it"),
         (lambda: dsl.Decoder(10, 8, [dsl.MLP(8), None]), r"Decoder: layers\[1\]=None is not a module"),
-        (lambda: dsl.Decoder(10, 8, 2, dsl.MLP), r"Decoder: layers\[0\]=<class .* is not a module"),
+        (lambda: dsl.Decoder(10, 8, 2, dsl.MLP), "Decoder: block=<class .* is not a module: call it"),
         (lambda: dsl.Repeat(dsl.MLP(8), 0), "Repeat: times=0 must be"),
         (lambda: dsl.Decoder(10, 8, 2), "Decoder: layers=2 needs block="),
         (lambda: dsl.Decoder(10, 8, 0, dsl.MLP(8)), "Decoder: layers=0 must be"),
@@ -326,3 +326,15 @@ def test_shared_embedding_rejects_two_widths() -> None:
 def test_sinusoidal_positions_reject_an_odd_width() -> None:
     with pytest.raises(WeftError, match=r"positions .*need an even width, not 7"):
         dsl.Decoder(10, 7, 1, dsl.MLP(8), positions=dsl.Sinusoidal(9)).graph()
+
+
+@dsl.module
+class Free:
+    count: int
+
+    def __call__(self, x: Value) -> Value:
+        return x
+
+
+def test_fields_of_users_modules_are_their_own() -> None:
+    assert Free(0).count == 0 and Free(-1).count == -1

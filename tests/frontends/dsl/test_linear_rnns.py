@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,11 @@ from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock
 
 from weft.frontends import dsl
+from weft.frontends.dsl import GatedDeltaNet, RMSNorm
 from weft.ir import Value, interpret, ops
 
 from .formulas.elementary import Array, Weights, in_scope
-from .formulas.recurrences import mlstm, rwkv4, rwkv4_channel_mix, rwkv6, rwkv7, slstm
+from .formulas.recurrences import gated_delta_net, mlstm, rwkv4, rwkv4_channel_mix, rwkv6, rwkv7, slstm
 from .harness import RUNNERS, Row, check, trace_checked
 
 
@@ -102,3 +105,18 @@ def test_mlstm(runner: str) -> None:
 def test_slstm(conv: int | None, runner: str) -> None:
     module = dsl.SLSTM(4, conv)
     check(Row(module, slstm(module)), runner)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"groups": 2, "v_head_dim": 5, "conv": 2, "norm": RMSNorm(1e-2), "negative": True},
+        {"gate": "sigmoid", "per_key": True, "rank": 7},
+    ],
+    ids=str,
+)
+def test_gated_delta_net(options: dict[str, Any], runner: str) -> None:
+    module = GatedDeltaNet(4, 3, **options)
+    check(Row(module, gated_delta_net(module)), runner)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from weft.ir import Graph, Node, TensorType, Value, WeftError, ops, verify
+from weft.ir.graph.graph import Outputs
 from weft.ir.recipes import Full
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import sym
@@ -286,3 +287,25 @@ def test_find_first_returns_the_earliest_node() -> None:
     assert list(graph.nodes.items_after(nodes[3])) == nodes[4:]
     for chosen in ([3], [5, 0], [4, 2, 3], [1, 1, 5], [3, 5, 2, 4]):
         assert graph.nodes.find_first(nodes[i] for i in chosen) is nodes[min(chosen)]
+
+
+def test_names_of_follows_every_change() -> None:
+    outputs: Outputs[str] = Outputs()
+    assert outputs.names_of("v") == ()
+    outputs.update({"y": "v", "z": "w"})
+    outputs["a"] = "v"
+    assert outputs.names_of("v") == ("y", "a")
+    outputs["y"] = "w"  # keeps its position
+    assert list(outputs.items()) == [("y", "w"), ("z", "w"), ("a", "v")]
+    assert (outputs.names_of("v"), outputs.names_of("w")) == (("a",), ("z", "y"))
+    del outputs["a"]
+    assert outputs.pop("z") == "w"
+    assert (outputs.names_of("v"), outputs.names_of("w")) == ((), ("y",))
+    outputs.clear()
+    assert outputs.names_of("w") == () and not outputs
+
+
+def test_an_unknown_name_cannot_be_deleted() -> None:
+    outputs: Outputs[str] = Outputs()
+    with pytest.raises(KeyError, match="y"):
+        del outputs["y"]

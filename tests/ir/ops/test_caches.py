@@ -9,7 +9,10 @@ import pytest
 
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.ops import caches
+from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes
+
+from .attention_oracle import quantize_to_codes, write_rolling_cache
 
 CAPACITY = 5
 
@@ -39,21 +42,21 @@ def test_rolling_writes_equal_writes_one_by_one(keep: int) -> None:
     cache, positions = np.full((1, CAPACITY, 1), -1.0), np.arange(12)
     new = positions[None, :, None].astype(float)
     for start, stop in ((0, 3), (3, 4), (4, 12)):
-        cache = caches.write_rolling_cache(cache, new[:, start:stop], positions[start:stop], stop - 1, keep)
+        cache = write_rolling_cache(cache, new[:, start:stop], positions[start:stop], stop - 1, keep)
         assert cache.reshape(-1).tolist() == [-1 if p is None else p for p in simulate(stop - 1, keep)]
 
 
 def test_positions_after_the_last_are_not_written() -> None:
     new = np.arange(1.0, 5.0).reshape(1, 4, 1)
-    cache = caches.write_rolling_cache(np.zeros((1, CAPACITY, 1)), new, np.arange(4), 1, 0)
+    cache = write_rolling_cache(np.zeros((1, CAPACITY, 1)), new, np.arange(4), 1, 0)
     assert cache.reshape(-1).tolist() == [1, 2, 0, 0, 0]
 
 
 def test_codes_are_rounded_half_to_even_and_clipped() -> None:
     assert (caches.get_code_range(4), caches.get_code_range(8)) == ((-8, 7), (-128, 127))
     x = np.array([0.25, 0.75, -9.0, 9.0]).reshape(1, 1, 1, 4)
-    assert caches.quantize_to_codes(x, np.array([0.5]), 4).reshape(-1).tolist() == [0, 2, -8, 7]
-    per_channel = caches.quantize_to_codes(x.reshape(1, 2, 1, 2), np.array([0.25, 0.25, 3.0, 9.0]), 4)
+    assert quantize_to_codes(x, np.array([0.5]), 4).reshape(-1).tolist() == [0, 2, -8, 7]
+    per_channel = quantize_to_codes(x.reshape(1, 2, 1, 2), np.array([0.25, 0.25, 3.0, 9.0]), 4)
     assert per_channel.reshape(-1).tolist() == [1, 3, -3, 1]
 
 
@@ -62,14 +65,14 @@ def test_emitted_codes_equal_those_of_numpy(width: int, rng: np.random.Generator
     graph = Graph()
     x = graph.add_input("x", TensorType(dtypes.f32, (2, 3, 4)))
     scale = graph.add_input("scale", TensorType(dtypes.f32, (width,)))
-    codes = caches.emit_codes(x, scale, 8)
+    codes = caches.emit_codes(x, scale, 8, CODES[8])
     by_head = ops.transpose(ops.reshape(codes, shape=(2, 3, 2, 2)), axes=(0, 2, 1, 3))
     graph.add_output("codes", by_head)
     graph.add_output("values", caches.emit_dequantized(by_head, scale, 2, x))
     feeds = {"x": rng.standard_normal((2, 3, 4)), "scale": rng.uniform(0.01, 0.02, width)}
     found = interpret(graph, feeds)
     heads = feeds["x"].reshape(2, 3, 2, 2).transpose(0, 2, 1, 3)
-    wanted = caches.quantize_to_codes(heads, feeds["scale"], 8)
+    wanted = quantize_to_codes(heads, feeds["scale"], 8)
     np.testing.assert_array_equal(found["codes"], wanted)
     scales = np.broadcast_to(feeds["scale"], 4).reshape(1, 2, 1, 2)
     np.testing.assert_allclose(found["values"], wanted * scales)

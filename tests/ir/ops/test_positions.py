@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from weft.ir import ops
+from weft.ir.schema.cases import Case
+
+from .attention_oracle import attend_relative
 
 B, S, HEADS, D = 2, 10, 3, 8
 RNG = np.random.default_rng(3)
@@ -178,3 +181,11 @@ def test_shaw_with_a_cache_is_one_run(pieces: tuple[int, ...]) -> None:
         y, *caches = ops.relative_attention.reference(*parts, *tables, *caches, at, heads=HEADS, causal=True)
         np.testing.assert_allclose(y, whole[:, cut], rtol=1e-12, atol=1e-13)
         start += n
+
+
+@pytest.mark.parametrize("case", ops.relative_attention.cases, ids=str)
+def test_cases_of_relative_attention_equal_it_in_numpy(case: Case) -> None:
+    operands, attrs = case.draw(), ops.relative_attention.check_attrs(case.attrs)
+    found, wanted = (f(*operands, **attrs) for f in (ops.relative_attention.reference, attend_relative))
+    for x, y in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)

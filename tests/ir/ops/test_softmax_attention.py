@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
+from weft.ir.schema.cases import Case
 from weft.ir.schema.states import CODES
 from weft.ir.testing import expand_bodies
 from weft.ir.types import dtypes
 
 from ...masks import SETTINGS, sees
+from .attention_oracle import attend_arrays
 
 B, S, D = 2, 24, 4
 RNG = np.random.default_rng(5)
@@ -348,3 +350,11 @@ def test_scales_that_do_not_fit(attrs: dict[str, Any], scales: tuple[int | None,
     ]
     with pytest.raises(WeftError, match=sentence):
         ops.attention(q, q, q, *[None] * 6, *given, **{"heads": 2, "kv_heads": 2, "causal": True, **attrs})
+
+
+@pytest.mark.parametrize("case", ops.attention.cases, ids=str)
+def test_cases_equal_attention_in_numpy(case: Case) -> None:
+    operands, attrs = case.draw(), ops.attention.check_attrs(case.attrs)
+    found, wanted = (f(*operands, **attrs) for f in (ops.attention.reference, attend_arrays))
+    for x, y in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)

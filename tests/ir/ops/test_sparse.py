@@ -8,7 +8,10 @@ import torch
 
 from weft.ir import Graph, TensorType, WeftError, ops
 from weft.ir.op import StateKind
+from weft.ir.schema.cases import Case
 from weft.ir.types import dtypes
+
+from .attention_oracle import index_keys
 
 RNG = np.random.default_rng(11)
 HEADS, D, TOP = 3, 5, 4
@@ -128,3 +131,11 @@ def test_misfits(shapes: tuple[tuple[int, ...] | None, ...], attrs: dict[str, in
     ]
     with pytest.raises(WeftError, match=f"lightning_index: {message}"):
         ops.lightning_index(*values, **{"heads": 3, "top_k": 2, "causal": True} | attrs)
+
+
+@pytest.mark.parametrize("case", ops.lightning_index.cases, ids=str)
+def test_cases_of_lightning_index_equal_it_in_numpy(case: Case) -> None:
+    operands, attrs = case.draw(), ops.lightning_index.check_attrs(case.attrs)
+    found, wanted = (f(*operands, **attrs) for f in (ops.lightning_index.reference, index_keys))
+    for x, y in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)

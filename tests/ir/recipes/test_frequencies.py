@@ -11,8 +11,6 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from weft.ir import Graph, TensorType, Value, interpret
-from weft.ir.ops import positions as compose
 from weft.ir.recipes.frequencies import (
     AlibiSlopes,
     RopeFrequencies,
@@ -23,7 +21,6 @@ from weft.ir.recipes.frequencies import (
 )
 from weft.ir.recipes.readers import EMPTY
 from weft.ir.types import dtypes
-from weft.ir.types.sizes import sym
 
 DIM, THETA, CONTEXT = 16, 10_000.0, 64
 LONG = tuple(np.linspace(1.0, 9.0, DIM // 2).tolist())
@@ -127,19 +124,6 @@ def test_longrope_amplitude() -> None:
     assert compute_longrope_amplitude(0.5, CONTEXT) == 1
 
 
-def by_positions(length: int, make: Any) -> np.ndarray:
-    """The value that `make(graph, positions)` emits, for positions 0 … length − 1 in two unequal rows."""
-    graph = Graph()
-    at = graph.add_input("positions", TensorType(dtypes.i64, (sym("batch"), sym("seq"))))
-    graph.add_output("y", make(graph, at))
-    rows = np.stack([np.arange(length), np.maximum(np.arange(length) - 3, 0)])
-    return interpret(graph, {"positions": rows})["y"]
-
-
-def param(graph: Graph, recipe: RopeFrequencies) -> Value:
-    return graph.add_param("freqs", TensorType(dtypes.f32, recipe.shape(EMPTY)), recipe)
-
-
 def test_table_angles_are_exact_far_out() -> None:
     recipe = RopeFrequencies(DIM, 500_000.0)
     row = RopeTable(recipe, 131_072, "sin").read(EMPTY, 131_071, 131_072)
@@ -157,10 +141,6 @@ def test_sinusoid(interleaved: bool) -> None:
             sin_at, cos_at = (2 * i, 2 * i + 1) if interleaved else (i, 3 + i)
             assert math.isclose(table[pos, sin_at], math.sin(angle), abs_tol=1e-7)
             assert math.isclose(table[pos, cos_at], math.cos(angle), abs_tol=1e-7)
-    computed = by_positions(
-        50, lambda g, at: compose.emit_sinusoids(at, param(g, RopeFrequencies(6)), interleaved=interleaved)
-    )
-    np.testing.assert_allclose(computed[0], table, atol=50 * dtypes.f32.eps)  # frequencies are rounded to f32
 
 
 @pytest.mark.parametrize("heads", [1, 4, 8, 12, 7, 112])

@@ -9,6 +9,7 @@ import pytest
 
 from weft.ir import Graph, WeftError
 from weft.passes import Pass, Trace, all_passes, lookup
+from weft.passes.core.base import Documentation, read_docstring
 from weft.passes.core.equivalence import EquivalenceCheck
 
 
@@ -59,3 +60,42 @@ def test_check_of_a_lossy_pass_must_be_defined() -> None:
         Careless().check(Graph("a"), Graph("b"), EquivalenceCheck())
     with pytest.raises(TypeError, match="defines no run"):
         Careless().run(Graph("a"), Trace())
+
+
+def test_docstring_has_summary_condition_source_and_example() -> None:
+    found = read_docstring(
+        """Fold it.
+
+        W (g x) = (W g) x: so
+        it goes.
+
+        Second paragraph: with a colon.
+
+        Condition: all readers are
+        linear.
+
+        Example fold{untie=true}::
+
+            graph g {
+              input %x: f32[3]
+
+              output y = %x
+            }
+
+        Source: somebody, 2024.
+        """
+    )
+    assert found == Documentation(
+        "Fold it.",
+        "W (g x) = (W g) x: so\nit goes.\n\nSecond paragraph: with a colon.",
+        "all readers are\nlinear.",
+        "somebody, 2024.",
+        "fold{untie=true}",
+        "graph g {\n  input %x: f32[3]\n\n  output y = %x\n}\n",
+    )
+    assert read_docstring("Only this.") == Documentation("Only this.")
+
+
+def test_repeated_paragraph_is_refused() -> None:
+    with pytest.raises(WeftError, match="two paragraphs Source"):
+        read_docstring("A.\n\nSource: x\n\nSource: y")

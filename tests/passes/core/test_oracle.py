@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.passes.core.oracle import attend, compute_amplitude, compute_frequencies, rotate_pairs
+from weft.passes.core.oracle import attend, compute_amplitude, compute_frequencies
 
 
 def test_attention_reference_equals_torch() -> None:
@@ -21,19 +21,6 @@ def test_attention_reference_equals_torch() -> None:
     plain: dict[str, Any] = {"heads": 4, "kv_heads": 2, "causal": False, "softcap": None, "value_dim": None}
     found = attend(lambda i, j: abs(i - j) < 3 or j < 1, q, k, v, scale=0.7, **plain)
     np.testing.assert_allclose(found, want.transpose(1, 2).flatten(2), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotation_reference_rotates_pairs_by_their_angle(interleaved: bool) -> None:
-    """A pair (1, 0) at position 2 with frequency π/4 becomes (0, 1); features after the pairs stay."""
-    pair = [1.0, 0.0, 5.0, 7.0]
-    x = np.array([[pair * 2]])
-    found = rotate_pairs(x, np.array([[2]]), np.array([np.pi / 4]), heads=2, interleaved=interleaved)
-    np.testing.assert_allclose(found, [[[0.0, 1.0, 5.0, 7.0] * 2]], atol=1e-12)
-    both = np.array([[[1.0, 2.0, 3.0, 4.0]]])
-    frequencies = np.array([np.pi / 2, 0.0])
-    two = rotate_pairs(both, np.array([[1]]), frequencies, heads=1, interleaved=interleaved, amplitude=2.0)
-    np.testing.assert_allclose(two, [[[-4.0, 2.0, 6.0, 8.0]]] if interleaved else [[[-6.0, 4.0, 2.0, 8.0]]], atol=1e-12)
 
 
 SCALING: dict[str, Any] = {

@@ -13,15 +13,15 @@ import numpy as np
 from weft.backends.alignment.layer_alignment import find_layer
 from weft.backends.alignment.traces import ValueTrace, align_traces, arrange, compute_error
 from weft.ir.errors import WeftError
+from weft.ir.storage import replace_file
 from weft.passes.runner import Progress
 
-from ..draw.comparing import check_html_suffix
+from ..draw.comparing import check_html_suffix, draw_difference
+from ..draw.drawable import list_files
 from ..verify.error_bounds import compute_log_softmax, compute_tolerance
 from ..verify.verification import MAX_WATCHED, PROMPT
-from .llama_cpp import LOG_PROBABILITIES
-from .place_page import write_page
 from .search import FirstDifference, find_difference
-from .sides import BisectionSide, open_side
+from .sides import LOG_PROBABILITIES, BisectionSide, open_side, split_prefix
 
 ANSWER = 8  # tokens that the decoder of an encoder-decoder reads
 LOGITS = "logits"
@@ -97,7 +97,7 @@ def bisect(
         pair = None if outputs_only else align_traces(x, y, tolerance)
         difference = None if pair is None else find_difference(pair, first, tolerance)
     if viz is not None:
-        write_page((a, b), difference, Path(viz), trust)
+        _write_page((a, b), difference, Path(viz), trust)
     return Bisection(sides[0].description, sides[1].description, tokens, tolerance, errors, difference, outputs_only)
 
 
@@ -147,3 +147,20 @@ def _compare_outputs(sides: Sequence[BisectionSide], traces: Sequence[ValueTrace
         texts = (f"{side.description} has {', '.join(t.outputs)}" for side, t in zip(sides, traces, strict=True))
         raise WeftError(f"the models have no output in common: {', '.join(texts)}")
     return errors
+
+
+def _write_page(sides: Sequence[Any], difference: FirstDifference | None, out: Path, trust: bool) -> None:
+    """Write the page of both models to `out` atomically. A model with a prefix is drawn as its source or ONNX files.
+
+    Raise WeftError for a PyTorch module.
+    """
+    sources = [split_prefix(side)[1] for side in sides]
+    if any(hasattr(source, "named_modules") for source in sources):
+        raise WeftError("a PyTorch module cannot be drawn: name its source, as torch:SOURCE or transformers:FOLDER")
+    names, text = set[str](), "equal"
+    if difference is not None:
+        names = {*difference.values, *(x for place in difference.places for x in place.makes if x)}
+        text = "; ".join([difference.kind, *difference.describe()[:1]])
+    page = draw_difference(sources[0], sources[1], trust=trust, place=(names, text)).page()
+    with replace_file(out, list_files(*sources)) as path:
+        path.write_text(page, encoding="utf-8")

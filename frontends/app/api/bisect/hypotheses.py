@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from weft.backends.alignment.traces import Operation, ValueTrace, arrange, compu
 from weft.ir.ops.activation import ACTIVATIONS
 from weft.ir.recipes.readers import Array
 from weft.ir.schema.visible_keys import PATTERNS
-
-from .symptoms import list_roundings, permute_heads
+from weft.ir.types import dtypes
 
 CHOICES = (tuple(ACTIVATIONS), ("none", "tanh", "sigmoid"), ("softmax", "sigmoid"), ("rms", "layer"), PATTERNS)
 FLAGS, COUNTS = ("interleaved", "causal", "unidirectional", "normalize"), ("k", "stride", "summary", "keep_first")
@@ -26,31 +25,25 @@ EPS = [10.0**-n for n in range(3, 13)]
 THETAS = (1e3, 1e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)
 SMALL = 64  # largest axis that is reversed
 RECENT = 40  # values of the same shape before an operation, which it might read by mistake
+FEW, MOST = 4, 32  # heads of which all permutations are tried, or some
 
 
 @dataclass(frozen=True)
 class TrialChange:
-    """A change of `operations`: other `attrs`, other `arrays` for names that they read, or a `result` without running.
+    """A change of the operations `by`: other `attrs`, or other `arrays` for names that they read.
 
-    `kind` has one or two words. `culprit`: the operation at fault, if it is not the one that changes.
+    `kind` has one or two words. `operation`: the one at fault; `by` () means it alone. `results`: values in place of
+    computed ones. `error`: the error of the target after the change, once it has been tested.
     """
 
     kind: str
     text: str
-    operations: tuple[Operation, ...]
+    operation: Operation
+    by: tuple[Operation, ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
-    result: Array | None = None
-    culprit: Operation | None = None
-
-
-class Cause(NamedTuple):
-    """A change of `operation` with which both models agree up to `error`."""
-
-    operation: Operation
-    kind: str
-    text: str
-    error: float
+    results: Mapping[str, Array] = field(default_factory=dict)
+    error: float = math.inf
 
 
 @dataclass
@@ -78,16 +71,16 @@ class Region:
     @np.errstate(all="ignore")
     def compute_error(self, change: TrialChange) -> float:
         """Return the largest relative error of a row of the target after `change`; infinite if it cannot run."""
-        env: dict[str, Array] = {}
+        env, changed = dict(change.results), change.by or (change.operation,)
         for op in self.operations:
-            if (is_changed := op in change.operations) or any(x in env for x in op.reads):
+            is_changed = op in changed and not change.results
+            if env.keys().isdisjoint(op.makes) and (is_changed or any(x in env for x in op.reads)):
                 arrays = {**env, **change.arrays} if is_changed else env
                 operands = [arrays[x] if x in arrays else self.trace.load(x) for x in op.reads]
                 try:
                     results = op.run(operands, {**op.attrs, **change.attrs} if is_changed else op.attrs)
                 except Exception:  # an operation may refuse operands or attributes that it was not built for
                     return math.inf
-                results = [change.result] if is_changed and change.result is not None else results
                 env |= {name: x for name, x in zip(op.makes, results, strict=False) if name}
         actual = env.get(self.target, np.empty(0))
         pair = arrange(actual, self.expected) if actual.size == self.trace.values[self.target].size else None
@@ -95,32 +88,26 @@ class Region:
         return math.inf if math.isnan(error) else error
 
     @np.errstate(all="ignore")
-    def find_cause(self, tolerance: float, deadline: float, other: Region) -> Cause | None:
+    def find_cause(self, tolerance: float, deadline: float, other: Region) -> TrialChange | None:
         """Return the change that makes the target agree; of several, that with the smallest error, the first if near.
 
         Attributes may have the values of attributes in the region `other`, of the other model. No hypothesis is tested
         after the `deadline`, in seconds of `time.monotonic`.
         """
-        best: Cause | None = None
+        best: TrialChange | None = None
         candidates = sorted({v for op in other.operations for v in op.attrs.values() if isinstance(v, float)})
         floats = {name for name, x in self.trace.values.items() if x.dtype.kind == "f"}
         operations = [op for op in reversed(self.operations) if not floats.isdisjoint(op.makes)]
-        for group, op in itertools.product(range(5), operations):
+        for list_changes, op in itertools.product(HYPOTHESES, operations):
             if best is not None and op is operations[0]:
                 break  # cheaper changes explain it
-            for change in self._list_hypotheses(group, op, candidates):
+            for change in list_changes(self, op, candidates):
                 error = self.compute_error(change)
                 if error <= tolerance and (best is None or 4 * error < best.error):
-                    best = Cause(change.culprit or op, change.kind, change.text, error)
+                    best = replace(change, error=error)
                 if time.monotonic() > deadline:
                     return best
         return best
-
-    def _list_hypotheses(self, group: int, op: Operation, candidates: list[float]) -> Iterator[TrialChange]:
-        """Return the hypotheses on `op` of a group, cheap ones first."""
-        if group == 0:
-            return _list_attributes(self, op, candidates)
-        return (_list_exchanges, _list_operands, _list_constants, _list_mistaken_operands)[group - 1](self, op)
 
 
 def _list_attributes(region: Region, op: Operation, candidates: list[float]) -> Iterator[TrialChange]:
@@ -129,8 +116,8 @@ def _list_attributes(region: Region, op: Operation, candidates: list[float]) -> 
         shape = next((region.trace.values[x].shape for x in op.makes if x in region.trace.values), ())
         for choice in _list_alternatives(op, name, value, shape, candidates):
             new, old = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in (choice, value))
-            for operations in {(op,): 0, alike: 0}:
-                yield TrialChange(name, f"{name} is {new} instead of {old}", operations, attrs={name: choice})
+            for by in {(op,): 0, alike: 0}:
+                yield TrialChange(name, f"{name} is {new} instead of {old}", op, by, attrs={name: choice})
 
 
 def _list_alternatives(
@@ -156,53 +143,50 @@ def _list_alternatives(
     return [x for x in dict.fromkeys([*candidates, *usual, 1.0, None]) if x != value]
 
 
-def _list_exchanges(region: Region, op: Operation) -> Iterator[TrialChange]:
+def _list_exchanges(region: Region, op: Operation, _: Any) -> Iterator[TrialChange]:
     """Yield exchanges of two values or constants that `op` or an operation after it reads, in all that read them."""
     names = dict.fromkeys(x for o in region.operations for x in o.reads if x and x not in region.makers)
     for a, b in itertools.combinations(names, 2):
         x, y = region.trace.load(a), region.trace.load(b)
         readers = tuple(o for o in region.operations if a in o.reads or b in o.reads)
         if readers[0] is op and x is not None and y is not None and _is_like(x, y):
-            yield TrialChange("exchanged operands", f"{a} and {b} are exchanged", readers, arrays={a: y, b: x})
+            yield TrialChange("exchanged operands", f"{a} and {b} are exchanged", op, readers, arrays={a: y, b: x})
 
 
-def _list_operands(region: Region, op: Operation) -> Iterator[TrialChange]:
+def _list_operands(region: Region, op: Operation, _: Any) -> Iterator[TrialChange]:
     """Yield missing, shifted and permuted operands of `op`; and leave out `op`, or an operation before it."""
     values = region.trace.values
-    result = next(values[x] for x in op.makes if x in values)
+    made, result = next((x, values[x]) for x in op.makes if x in values)
     for name in dict.fromkeys(op.reads):
-        x, maker = region.trace.load(name), region.makers.get(name)
+        x, maker = region.trace.load(name), region.makers.get(name, op)
         if x is not None and x.dtype.kind == "f" and (name in values or x.ndim == 1):
             kind = "missing operand" if name in values else "missing bias"
-            yield TrialChange(kind, f"{name} is 0", (op,), arrays={name: np.zeros_like(x)})
+            yield TrialChange(kind, f"{name} is 0", op, arrays={name: np.zeros_like(x)})
         if x is None or name not in values:
             continue
         if _is_like(x, result):
-            yield TrialChange("missing operation", f"{op.name} is left out", (op,), result=x)
-        inputs = region.trace.find_ancestors([name], values.keys() - region.makers.keys()) - {name} if maker else set()
-        for y in (values[y] for y in values if y in inputs and _is_like(values[y], x)):
-            text = f"{maker.name if maker else ''} is left out"
-            yield TrialChange("missing operation", text, (op,), arrays={name: y}, culprit=maker)
+            yield TrialChange("missing operation", f"{op.name} is left out", op, results={made: x})
+        inputs = region.trace.find_ancestors([name], values.keys() - region.makers.keys()) - {name}
+        for y in (y for y in values if maker is not op and y in inputs and _is_like(values[y], x)):
+            yield TrialChange("missing operation", f"{maker.name} is left out", maker, (op,), arrays={name: values[y]})
         if x.dtype.kind == "f":
-            yield TrialChange("sign", f"{name} is negated", (op,), arrays={name: -x})
+            yield TrialChange("sign", f"{name} is negated", op, arrays={name: -x})
             for kind, text, moved in permute_heads(x, region.sizes):
-                yield TrialChange(kind, f"{text} of {name}", (op,), arrays={name: moved}, culprit=maker)
+                yield TrialChange(kind, f"{text} of {name}", maker, (op,), arrays={name: moved})
         elif x.ndim and x.dtype.kind in "iu":
             for by in (1, -1):
-                yield TrialChange(
-                    "offset", f"{name} is shifted by {by:+d}", (op,), arrays={name: np.maximum(x + by, 0)}
-                )
+                yield TrialChange("offset", f"{name} is shifted by {by:+d}", op, arrays={name: np.maximum(x + by, 0)})
             for text, at in (("first", 0), ("last", x.shape[-1] - 1)):
                 masked = np.where(np.arange(x.shape[-1]) == at, 0, x).astype(x.dtype)
-                yield TrialChange("mask", f"the {text} element of {name} is 0", (op,), arrays={name: masked})
+                yield TrialChange("mask", f"the {text} element of {name} is 0", op, arrays={name: masked})
 
 
-def _list_constants(region: Region, op: Operation) -> Iterator[TrialChange]:
+def _list_constants(region: Region, op: Operation, _: Any) -> Iterator[TrialChange]:
     for name in dict.fromkeys(x for x in op.reads if x in region.trace.constants):
         w, readers = region.trace.load(name), tuple(o for o in region.operations if name in o.reads)
         if w is not None and w.dtype.kind == "f":
             for kind, text, variant in _list_variants(region, name, w):
-                yield TrialChange(kind, f"{name} is {text}", readers, arrays={name: variant.astype(w.dtype)})
+                yield TrialChange(kind, f"{name} is {text}", op, readers, arrays={name: variant.astype(w.dtype)})
 
 
 def _list_variants(region: Region, name: str, w: Array) -> Iterator[tuple[str, str, Array]]:
@@ -228,14 +212,84 @@ def _list_variants(region: Region, name: str, w: Array) -> Iterator[tuple[str, s
             yield "other weight", f"{constant} instead", y if shape == w.shape else y.T
 
 
-def _list_mistaken_operands(region: Region, op: Operation) -> Iterator[TrialChange]:
+def _list_mistaken_operands(region: Region, op: Operation, _: Any) -> Iterator[TrialChange]:
     values = region.trace.values
     earlier = list(itertools.takewhile(lambda x: x not in op.makes, values))
     for name in (x for x in op.reads if x in values and values[x].dtype.kind == "f"):
         for mistaken in [y for y in earlier if y != name and _is_like(values[y], values[name])][-RECENT:]:
             text = f"it reads {mistaken} instead of {name}"
-            yield TrialChange("other operand", text, (op,), arrays={name: values[mistaken]})
+            yield TrialChange("other operand", text, op, arrays={name: values[mistaken]})
+
+
+def _list_results(region: Region, op: Operation, _: Any) -> Iterator[TrialChange]:
+    """Yield simple functions of the target, if `op` computes it."""
+    target, value = region.target, region.trace.values[region.target]
+    pair = arrange(value, region.expected) if target in op.makes and value.dtype.kind == "f" else None
+    if pair is None:
+        return
+    x, y = (v.reshape(-1, v.shape[-1]).astype(np.float64) for v in pair)
+    factor = float(np.vdot(x, y)) / max(float(np.vdot(x, x)), np.finfo(np.float64).tiny)
+    functions = [("factor", f"{target} is multiplied by {name_factor(factor, region.sizes)}", factor * x)]
+    functions += [(kind, f"{target} has {text}", z) for kind, text, z in permute_heads(x, region.sizes)]
+    if len(x) > 1:
+        functions.append(("bias", f"one vector is added to all positions of {target}", x + (y - x).mean(0)))
+        ratio = y / x
+        norm = x * ratio[:, :1] * (ratio[:1] / ratio[0, 0])  # of ratios of single elements, which lose digits
+        functions.append(("norm", f"each position of {target} is multiplied by its own factor, as by a norm", norm))
+    for kind, text, z in functions:
+        yield TrialChange(kind, text, op, results={target: z.reshape(pair[0].shape)})
+
+
+HYPOTHESES = (
+    _list_attributes,
+    _list_exchanges,
+    _list_operands,
+    _list_constants,
+    _list_mistaken_operands,
+    _list_results,
+)
 
 
 def _is_like(x: Array, y: Array) -> bool:
     return bool(x.shape == y.shape and x.dtype == y.dtype)
+
+
+def permute_heads(x: Array, sizes: Iterable[int]) -> Iterator[tuple[str, str, Array]]:
+    """Yield (kind, text, x) with heads along the last axis in another order, and with another RoPE layout.
+
+    `sizes`: the numbers of heads.
+    """
+    for n in (n for n in sizes if 1 < n <= MOST and x.shape[-1] % n == 0):
+        blocks, heads = x.reshape(*x.shape[:-1], n, -1), np.arange(n)
+        orders = [heads[::-1], *(np.roll(heads, k) for k in range(1, n)), *([heads ^ 1] if n % 2 == 0 else [])]
+        orders += [np.where(heads == i, j, np.where(heads == j, i, heads)) for i in range(n) for j in range(i)]
+        for order in itertools.permutations(heads.tolist()) if n <= FEW else (order.tolist() for order in orders):
+            yield "permuted heads", f"heads {[*order]}", blocks[..., [*order], :].reshape(x.shape)
+        for text, shape in (("interleaved halves", (2, -1)), ("separated pairs", (-1, 2))):
+            if blocks.shape[-1] % 2 == 0:
+                moved = blocks.reshape(*blocks.shape[:-1], *shape).swapaxes(-1, -2)
+                yield "interleaved", f"{text} of {n} heads", moved.reshape(x.shape)
+
+
+def name_factor(factor: float, sizes: Iterable[int]) -> str:
+    """Return `factor` as a number, with its meaning if it is a simple function of one of `sizes`."""
+    names = {f: text for n in sizes for f, text in ((1 / n, f"1/{n}"), (n**0.5, f"√{n}"), (n**-0.5, f"1/√{n}"))}
+    return f"{factor:.6g}" + next(
+        (f" = {text}" for f, text in names.items() if math.isclose(f, factor, rel_tol=1e-4)), ""
+    )
+
+
+@np.errstate(over="ignore")
+def round_to(x: Array, dtype: dtypes.DType) -> Array:
+    """Return `x`, in its own dtype, rounded to `dtype`."""
+    return np.asarray(x.astype(dtype.numpy).astype(x.dtype))
+
+
+def list_roundings(x: Array) -> Iterator[tuple[str, Array]]:
+    """Yield (name, `x` rounded to this form) for 16-bit floats and for integers of 8 bits with one scale per group."""
+    yield from ((dtype.name, round_to(x, dtype)) for dtype in (dtypes.bf16, dtypes.f16))
+    groups = [("matrix", x.reshape(1, -1), -1), ("row", x, -1), ("column", x, 0)]
+    groups += [(f"group of {n}", x.reshape(-1, n), -1) for n in (32, 64, 128) if x.size % n == 0]
+    for name, group, axis in groups:
+        scale = np.maximum(np.abs(group).max(axis, keepdims=True), np.finfo(np.float32).tiny) / 127
+        yield f"int8 with a scale per {name}", (np.round(group / scale) * scale).reshape(x.shape)

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.backends.alignment.traces import AlignedTrace, Operation, ValueTrace, arrange, compute_error, find_counterpart
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
 
-from .hypotheses import Cause, Region
-from .symptoms import VAGUE, Symptom, list_symptoms
+from .hypotheses import Region, TrialChange, round_to
 
 SECONDS = 6.0  # after which no further hypotheses are tested
 MARGIN = 10  # times the tolerance: a row that is smaller than its operands has lost up to a digit
+SHOWN = 4  # positions or features that a pattern lists
+WIDEST = 4096  # features of which the rank is computed
+CLEAR = ("features", "rounding", "input feature")  # kinds of patterns that leave no doubt about the cause
 
 
 @dataclass(frozen=True)
@@ -24,31 +28,32 @@ class FirstDifference:
     """The first difference of two models; pairs have an entry for each model.
 
     values: names of the first value that differs. error: its relative error, of a row. places: the operations that
-    compute it; of the model `at` (0, 1) the operation at fault. symptoms: patterns in the difference.
+    compute it; of the model `at` (0, 1) the operation at fault. patterns: (kind, sentence) of patterns in the
+    difference, the most specific first. cause: a change with which both agree.
     """
 
     values: tuple[str, str]
     error: float
     places: tuple[Operation, Operation]
     at: int
-    symptoms: list[Symptom]
-    cause: Cause | None
+    patterns: list[tuple[str, str]]
+    cause: TrialChange | None
 
     @property
     def kind(self) -> str:
-        """Return the kind of the cause, else of the most specific symptom, else "other"."""
-        return next((reason.kind for reason in (self.cause, *self.symptoms) if reason is not None), "other")
+        """Return the kind of the cause, else of the most specific pattern, else "other"."""
+        return self.cause.kind if self.cause is not None else next((kind for kind, _ in self.patterns), "other")
 
     @property
     def is_explained(self) -> bool:
-        """Return whether there is a cause, or a symptom that leaves no doubt."""
-        return self.cause is not None or any(symptom.kind not in VAGUE for symptom in self.symptoms)
+        """Return whether there is a cause, or a pattern that leaves no doubt."""
+        return self.cause is not None or any(kind in CLEAR for kind, _ in self.patterns)
 
     def describe(self) -> list[str]:
         """Return sentences on how the values differ, the cause first."""
         cause, side = self.cause, "AB"[self.at]
         remedy = [] if cause is None else [f"both agree (error {cause.error:.2g}) if, in {side}, {cause.text}"]
-        return [*remedy, *(symptom.text for symptom in self.symptoms)]
+        return [*remedy, *(text for _, text in self.patterns)]
 
 
 def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, tolerance: float) -> FirstDifference | None:
@@ -106,13 +111,13 @@ def _describe(
     candidates = (op for op in regions[at].operations if not {*op.makes}.isdisjoint(suspects))
     places[at] = next((op for op in candidates if not agreeing.isdisjoint(op.reads)), places[at])
     pair, cause = arrange(x, y), None
-    symptoms = [] if pair is None else list(list_symptoms(*pair, tolerance, regions[at].sizes))
+    patterns = [] if pair is None else list(list_patterns(*pair, tolerance))
     error = math.inf if pair is None else compute_error(*pair, by_row=True)
-    for i in (at,) if any(s.kind not in VAGUE for s in symptoms) else (at, 1 - at):
+    for i in (at,) if any(kind in CLEAR for kind, _ in patterns) else (at, 1 - at):
         if (cause := regions[i].find_cause(tolerance, deadline, regions[1 - i])) is not None:
             at, places[i] = i, cause.operation
             break
-    return FirstDifference(names, error, (places[0], places[1]), at, symptoms, cause)
+    return FirstDifference(names, error, (places[0], places[1]), at, patterns, cause)
 
 
 def _is_view(op: Operation, trace: ValueTrace) -> bool:
@@ -120,3 +125,28 @@ def _is_view(op: Operation, trace: ValueTrace) -> bool:
     elements = {x: np.sort(trace.values[x], None) for x in (*op.reads, *op.makes) if x in trace.values}
     pairs = [(elements[x], elements[y]) for x in op.reads for y in op.makes if x in elements and y in elements]
     return any(np.array_equal(*pair) for pair in pairs)
+
+
+@np.errstate(all="ignore")
+def list_patterns(x: Array, y: Array, tolerance: float) -> Iterator[tuple[str, str]]:
+    """Yield (kind, sentence) for patterns in the difference of x and y [..., features], the most specific first."""
+    x, y = (v.reshape(-1, v.shape[-1]).astype(np.float64) for v in (x, y))
+    differs = ~(np.abs(x - y) <= tolerance * np.abs(y).max(1, keepdims=True))
+    for kind, axis in (("positions", 1), ("features", 0)):
+        at, count = np.flatnonzero(differs.any(axis)).tolist(), x.shape[1 - axis]
+        if 0 < len(at) < (count if axis else count // 2 + 1):
+            tail = axis and at == list(range(at[0], count))
+            where = f"from {at[0]} on" if tail else ", ".join(map(str, at[:SHOWN])) + "…" * (len(at) > SHOWN)
+            yield kind, f"they differ only at the {kind} {where}, of {count}"
+    for dtype in (dtypes.bf16, dtypes.f16):
+        if (round_to(x, dtype) == x).all() != (round_to(y, dtype) == y).all():
+            yield "rounding", f"the elements of one are all in {dtype.name}"
+            break
+    is_small = 2 < min(x.shape) <= max(x.shape) <= WIDEST and bool(np.isfinite(y - x).all())
+    if is_small and np.linalg.svd(y - x, compute_uv=False)[1] <= tolerance * np.abs(y).max() * math.sqrt(x.size):
+        yield "input feature", "the difference has rank one, as if one column of a weight differed"
+    scales = (x * y).sum(0) / np.maximum((x * x).sum(0), np.finfo(np.float64).tiny)
+    if len(x) > 1 and compute_error(x * scales, y) <= tolerance:
+        yield "feature factors", "each feature differs by its own factor, as for other weights of a norm"
+    if compute_error(np.sort(x), np.sort(y)) <= tolerance:
+        yield "permuted features", "the features are permuted"

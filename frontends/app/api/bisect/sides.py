@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.alignment.traces import ValueTrace
+import numpy as np
+
+from weft.backends.alignment.traces import Constant, Operation, ValueTrace
 from weft.backends.runtime import load
 from weft.backends.runtime.compiled_folder import GENAI, MANIFEST, read_facts, read_manifest
 from weft.backends.runtime.text.tokenizer import Tokenizer
 from weft.backends.target import TARGETS
+from weft.ir import interpret, ops
 from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param
+from weft.ir.interpreter import bind_inputs, run_node, widen
+from weft.ir.recipes.readers import Array
 from weft.ir.storage import scratch_folder
 from weft.ir.storage.documents import expand_home
 
@@ -25,7 +33,6 @@ from ....model import Model
 from ..source.sources import load_source
 from ..verify.internals import make_inputs
 from ..verify.transformers_reference import load_transformers
-from .graph_trace import trace_graph
 from .onnx_trace import optimize, trace_onnx
 
 PREFIXES = "transformers:FOLDER, torch:SOURCE, optimized:FOLDER, optimized:FILE.onnx, llama.cpp:FILE.gguf"
@@ -97,8 +104,6 @@ def open_side(side: Any, stack: ExitStack, trust: bool) -> BisectionSide:
     model.notices()  # raises an error for missing parts that change the outputs
     graph, vocab = model.graph, model.graph.meta.get("vocab") or 0
     if prefix == "llama.cpp":
-        from .llama_cpp import trace_log_probabilities
-
         return BisectionSide(f"llama.cpp on {name}", partial(trace_log_probabilities, path, graph), 3, model, vocab)
     if prefix == "torch":
         from ..modules import torch
@@ -139,3 +144,77 @@ def _open_module(
 
     has_encoder = is_theirs or "encoder_input_ids" in parameters
     return BisectionSide(name, run, 2, tokens, getattr(config, "vocab_size", vocab), has_encoder)
+
+
+def trace_graph(
+    graph: Graph, inputs: Mapping[str, Array], step: Callable[[int, int], None] | None = None
+) -> ValueTrace:
+    """Return the trace of `graph` on `inputs`; `step` is called with the number of nodes that have run, and of all.
+
+    Its labels are the modules of the checkpoint whose weights a node reads.
+    """
+    binding = bind_inputs(graph, {name: x.shape for name, x in inputs.items()})
+    constants: dict[str, Constant] = {
+        p.name: (p.type.concrete({}), partial(_load, p, graph)) for p in graph.params.values()
+    }
+    trace = ValueTrace(values={name: widen(x) for name, x in inputs.items()}, constants=constants, dtype="f64")
+
+    def watch(node: Node, results: tuple[Array, ...]) -> None:
+        reads, makes = (tuple("" if v is None else v.name for v in vs) for vs in (node.inputs, node.outputs))
+        trace.values.update(zip(makes, results, strict=True))
+        run = partial(_run, node, binding)
+        trace.operations.append(Operation(node.op.name, makes[0], reads, makes, node.attrs, run))
+        keys = {key for v in node.inputs if isinstance(v, Param) for key in v.recipe.sources()}
+        if len(modules := {key.rpartition(".")[0] for key in keys}) == 1:
+            trace.labels.setdefault(modules.pop(), makes[0])
+        if step:
+            step(len(trace.operations), len(graph))
+
+    interpret(graph, inputs, watch=watch)
+    trace.outputs = {name: v.name for name, v in graph.outputs.items() if v.name in trace.values}
+    return trace
+
+
+def _run(node: Node, binding: Mapping[str, int], operands: list[Array | None], attrs: Mapping[str, Any]) -> list[Array]:
+    return [widen(x) for x in run_node(node.op, operands, attrs, binding)]
+
+
+def _load(param: Param, graph: Graph) -> Array:
+    return widen(param.recipe.evaluate(graph.reader))
+
+
+LOG_PROBABILITIES = "log_probabilities"  # of the token after the last one
+
+
+def trace_log_probabilities(path: Path, graph: Graph, ids: Sequence[int], *_: Any) -> ValueTrace:
+    """Return a trace with the only value `LOG_PROBABILITIES` [vocab] after the tokens `ids`. `graph`: of the file.
+
+    Raises:
+        WeftError: if xllamacpp is missing, or cannot run the file at `path`.
+    """
+    try:
+        llama = importlib.import_module("xllamacpp")
+    except ImportError as error:
+        raise WeftError(f"llama.cpp: needs the package xllamacpp ({error}): pip install xllamacpp") from error
+    params, vocab = llama.CommonParams(), graph.meta["vocab"]
+    params.model.path, params.n_ctx, params.warmup, params.verbosity = str(path), len(ids) + 1, False, -1
+    # By default, caches and attention are in f16.
+    params.cache_type_k = params.cache_type_v = llama.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    request = {"prompt": list(ids), "temperature": 0, "max_tokens": 1, "logprobs": vocab, "cache_prompt": False}
+    try:
+        choice = llama.Server(params).handle_completions(request)["choices"][0]
+        likely = {x["id"]: x["logprob"] for x in choice["logprobs"]["content"][0]["top_logprobs"]}
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise WeftError(f"llama.cpp cannot run {path}: {error}") from error
+    values = np.array([likely.get(i, -math.inf) for i in range(vocab)])
+    # Its kernels round activations to 8 bits before products with quantized weights.
+    rounded = any(graph.reader.dtype(key).is_block for p in graph.params.values() for key in p.recipe.sources())
+    # It looks approximate GELUs up in a table with an entry per f16 (ggml-cpu/vec.h).
+    tabulated = any(
+        (node.op is ops.gelu and node.attrs["approximate"] != "none")
+        or node.attrs.get("activation") in ("gelu_tanh", "gelu_quick")
+        for node in graph.nodes
+    )
+    outputs, dtype = {LOG_PROBABILITIES: LOG_PROBABILITIES}, "f16" if tabulated else "f32"
+    return ValueTrace(values={LOG_PROBABILITIES: values}, outputs=outputs, dtype=dtype, rounded=rounded)

@@ -12,10 +12,11 @@ from weft.backends.viz.formats.svg import render_png
 from weft.backends.viz.formats.tree import render_plain_tree
 from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.network import Network
+from weft.backends.viz.panels import prompts
 from weft.ir.errors import WeftError, unknown_name_error
-from weft.ir.storage import replace_file
+from weft.ir.storage import replace_file, scratch_folder
 
-from ....model import SourceLike
+from ....model import Model, SourceLike
 from .comparing import draw_difference
 from .drawable import list_files, load_model, read_network
 from .drawing import Drawing, PictureOptions
@@ -80,3 +81,21 @@ def build_drawing(
     network: Network = read_network(source if model is None else model, trust)
     sheet = build_short_sheet(network) if model is None else build_fact_sheet(model)
     return Drawing(build_scene(network), sheet, look or PictureOptions())
+
+
+def run_prompt(model: Model, prompt: str, step: prompts.Step = lambda done, count: None) -> dict[str, Any]:
+    """Return attention weights and predictions of `model` for `prompt`, as data for a page; `step` reports progress.
+
+    Raises:
+        WeftError: if the model has no tokenizer or no weights, or the prompt cannot be drawn.
+    """
+    from weft.backends.runtime.text.tokenizer import Tokenizer
+
+    if model.random_init:
+        raise WeftError(f"{model.description} has no trained weights, so its attention is random; use a checkpoint")
+    if model.tokenizer is None:
+        raise WeftError(f"{model.description} has no tokenizer to read the prompt with: draw it without --prompt")
+    with scratch_folder() as folder:
+        model.tokenizer(folder)
+        tokenizer = Tokenizer(folder)
+    return {"text": prompt, **prompts.run_prompt(model.graph, tokenizer.encode(prompt), tokenizer.decode, step)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from weft.passes.fitting.matrices import Matrix, find_matrices
 from ....export.inversion import undo_recipe
 
 
-@dataclass(frozen=True)
 class _MatrixCodes(Quantize):
     """A placeholder for the codes of the parameter `matrix`; the name distinguishes parameters of one source tensor."""
 

@@ -27,7 +27,7 @@ from weft.ir.recipes.readers import Array
 from weft.ir.storage import check_contents
 from weft.ir.storage.documents import Record
 from weft.passes import run_passes
-from weft.passes.library.cleanup.quiet_routers import list_noise_inputs
+from weft.passes.library.cleanup.training_noise import list_noise_inputs
 from weft.passes.runner import Progress
 
 from ....model import Model

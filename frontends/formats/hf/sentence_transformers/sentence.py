@@ -12,16 +12,54 @@ from typing import Any, NamedTuple
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.recipes import Recipe, Scale
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage.documents import Record, read_json
 
-from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling, WordWeights
+from ....dsl import Dense, LayerNorm, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling, WordWeights
 from ....models.left_out import LeftOut, find_unread_entries
-from ....models.tables.family import SENTENCE, Config, Family
+from ....models.tables.family import SENTENCE, Config, Family, Fetch, key
+from ....models.tables.settings import Settings
 from ....models.task_heads import SEPARABLE_ENCODERS, extract_encoder
 from ..hub import check_inside
 from ..safetensors import PatchedReader, SafetensorsReader, list_weight_files
-from .static import STATIC_EMBEDDING, build_table_config
+
+STATIC_EMBEDDING = "StaticEmbedding"  # class of the module
+
+
+def _read_rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return the recipe of the embedding table, times the weights of its rows if the folder has them (model2vec)."""
+    if fetch.has("embedding.weight"):
+        return fetch("embedding.weight")
+    return Scale(fetch("embeddings"), fetch("weights")) if fetch.has("weights") else fetch("embeddings")
+
+
+STATIC = Family(  # an embedding table, expressed as a transformer whose layer has no effect
+    model_types=("static",),
+    settings={
+        **{"kind": "encoder", "vocab": key("vocab_size"), "dim": key("hidden_size")},
+        **{"layers": 1, "block": lambda config: Unchanged(), "arrangement": "post"},
+    },
+    names={"embed": _read_rows},
+)
+
+
+def build_table_config(folder: Path) -> dict[str, Any]:
+    """Return a config of model_type "static" with the sizes of the embedding table in `folder`.
+
+    Raises:
+        WeftError: if several tokens share a table row, or there is no table.
+    """
+    reader = SafetensorsReader(folder)
+    keys = {*reader.keys()}
+    if "mapping" in keys:
+        remedy = "save the folder with sentence-transformers, which writes a row per token"
+        raise WeftError(f"{reader.path}: tokens that share rows (tensor 'mapping') are not supported: {remedy}")
+    name = next((key for key in ("embedding.weight", "embeddings") if key in keys), None)
+    if name is None or len(shape := reader.shape(name)) != 2:
+        raise WeftError(f"{reader.path} lacks the matrix 'embedding.weight', which a StaticEmbedding needs")
+    return {"model_type": "static", "vocab_size": shape[0], "hidden_size": shape[1]}
+
 
 LAYERS = "all_layer_embeddings"  # an output of transformers with output_hidden_states
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"

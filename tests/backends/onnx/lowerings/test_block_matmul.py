@@ -20,7 +20,7 @@ from weft.ir.recipes.blocks import Quantize
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize
-from weft.passes.library.target.keep_blocks import KeepBlocks
+from weft.passes.library.target.stored_codes import KeepBlocks
 
 from ..quantized_llama import LAYERS, write
 

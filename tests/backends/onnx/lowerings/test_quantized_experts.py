@@ -19,7 +19,7 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import sym
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.library.target.keep_blocks import KeepBlocks
+from weft.passes.library.target.stored_codes import KeepBlocks
 
 from .test_block_matmul import on_onnxruntime, relative
 

@@ -27,6 +27,7 @@ from weft.ir.ops import caches
 from weft.passes import run_passes
 
 from ....e2e.random_models import strong
+from ....ir.ops.attention_oracle import write_rolling_cache
 from ....lowered import build_module
 from ....passes.zoo import ZOO
 from ....sampling import each
@@ -66,9 +67,7 @@ def test_rolling_caches_write_the_slots_of_the_reference(slots: int, keep: int, 
             positions = mask_padding(positions, torch.tensor([n - 1, n - 1 - padding]))
         for row in range(2):
             at = positions[row].numpy()
-            want[row] = caches.write_rolling_cache(
-                want[row], k[row].numpy(), np.where(at < 0, LONG * 9, at), at.max(), keep
-            )
+            want[row] = write_rolling_cache(want[row], k[row].numpy(), np.where(at < 0, LONG * 9, at), at.max(), keep)
         mask = torch.ones(2, 1, n, n if i == 0 else slots if n == 1 else slots + n, dtype=torch.bool)
         before = cache.k.clone()
         keys, values = cache.update(k, v, positions, mask)

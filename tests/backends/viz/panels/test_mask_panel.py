@@ -18,9 +18,9 @@ from weft import (
     load_source,
 )
 from weft.backends.viz.panels import mask_panel as attention
-from weft.ir.ops import caches
 from weft.ir.schema.visible_keys import PATTERNS
 
+from ....ir.ops.attention_oracle import write_rolling_cache
 from ..pages import model_of
 from .graphs import find_visible_keys, model, panels_of
 
@@ -89,7 +89,7 @@ def test_rolling_cache_equals_write_rolling_cache() -> None:
     steps, cache = found["rolling"]["held"], np.full((1, 7, 1), -1.0)
     assert (found["rolling"]["slots"], found["rolling"]["first"]) == (7, 2) and len(steps) > 14
     for t, held in enumerate(steps):
-        cache = caches.write_rolling_cache(cache, np.full((1, 1, 1), float(t)), np.array([t]), t, 2)
+        cache = write_rolling_cache(cache, np.full((1, 1, 1), float(t)), np.array([t]), t, 2)
         assert held == cache[0, :, 0].tolist()
 
 

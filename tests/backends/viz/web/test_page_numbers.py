@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from weft.backends.viz.model.work import DEVICES
-from weft.frontends.app.api.inspect.breakdown import compute_part_costs
+from weft.frontends.app.api.inspect.counting import compute_part_costs
 
 from ....sampling import each
 from ..pages import address, model_of, of_preset

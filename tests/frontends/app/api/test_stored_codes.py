@@ -26,7 +26,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import build_offset_layout
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.library.quantize import quantize as pass_module
-from weft.passes.library.target.keep_blocks import KeepBlocks
+from weft.passes.library.target.stored_codes import KeepBlocks
 
 from ....backends.onnx.quantized_llama import write
 from ....sampling import by_turns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from weft.frontends.app.cli import cli
+from weft.frontends.app.cli.guard import ROWS, explain_unknown
 from weft.ir.errors import WeftError
 
-from ...command import WATCHDOG, start, weft_command
+from ...command import WATCHDOG, refused, start, weft_command
 
 
 def test_closed_pipe_ends_with_status_141_and_no_message(tmp_path: Path) -> None:
@@ -91,3 +94,51 @@ main()
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run([sys.executable, "-c", code, "passes"], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "weft: interrupted\n")
+
+
+EXPECTED = (
+    *(
+        "chat",
+        "generate",
+        "finetune",
+        "fine-tune",
+        "distill",
+        "quantize",
+        "convert",
+        "prune",
+        "bench",
+        "benchmark",
+        "draw",
+    ),
+    *("draw", "plot", "graph", "show", "info", "summary", "list", "download", "pull", "test", "check", "diff"),
+)
+
+
+@pytest.mark.parametrize("example", [example for _, _, example in ROWS if example.startswith("weft ")])
+def test_every_example_is_a_command_line_that_weft_accepts(example: str) -> None:
+    _, name, *arguments = shlex.split(example)
+    if name.startswith("-"):
+        assert name in {option for parameter in cli.params for option in parameter.opts} | {"--help"}
+    else:
+        cli.commands[name].make_context(name, arguments)
+
+
+def test_guessed_names_are_no_commands_and_unique() -> None:
+    words = [word for names, _, _ in ROWS for word in names.split()]
+    assert len(words) == len(set(words)) and set(EXPECTED) <= set(words) and not set(words) & cli.commands.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("chat", "there is no command chat: to talk to a model, use `weft run model.gguf --chat`"),
+        ("Quantise", "there is no command Quantise: to store the weights in fewer bits, use `weft compile model.gguf"),
+        ("quantze", "there is no command quantze: to store the weights in fewer bits, use `weft compile model.gguf"),
+        ("complie", "there is no command complie: did you mean `weft compile`?"),
+        ("xyzzyq", "there is no command xyzzyq; see `weft --help`"),
+        ("a b.gguf", "a b.gguf is not a command: to inspect a file, use `weft inspect 'a b.gguf'`"),
+    ],
+)
+def test_unknown_command_names_the_right_one(name: str, message: str) -> None:
+    assert refused(name, "out/", "--flag").startswith(f"weft: error: {message}")
+    assert explain_unknown(name, cli.commands).startswith(message)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -17,8 +18,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.frontends import load_source
-from weft.frontends.app.serve.server import Server, serve_in_thread
+from weft.frontends.app.serve.server import Server, listen
 from weft.frontends.app.serve.server_settings import ServerSettings
 
 NAME, CONTEXT, EOS, VOCAB = "tiny", 768, 257, 258
@@ -159,3 +161,20 @@ def post_completion(server: Server, **fields: Any) -> Any:
     """Return the response to a request for two tokens after "x", changed by `fields`."""
     with http(server) as plain:
         return plain.post("/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 2, **fields})
+
+
+@contextmanager
+def serve_in_thread(
+    model: Generator | EncoderModel, settings: ServerSettings, listening: socket.socket | None = None
+) -> Iterator[Server]:
+    """Serve `model` in a thread while the block runs; yield the server. Default socket: a free port of 127.0.0.1."""
+    server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)
+    with ThreadPoolExecutor(1, "weft-server") as pool:
+        running = pool.submit(server.run)
+        try:
+            while not server.started and not running.done():
+                time.sleep(0.01)
+            yield server
+        finally:
+            server.stop()
+            running.result()

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables.family import Family, Fetch, Lookup, blame_keys, key, mask_layers, read_required
+from weft.frontends.models.tables.family import (
+    Family,
+    Fetch,
+    Lookup,
+    blame_keys,
+    key,
+    mask_layers,
+    read_required,
+    tabulate_families,
+)
 from weft.frontends.models.tables.settings import Settings
 from weft.ir import WeftError
+
+from ....supported import page, read_errors, read_genai
 
 TABLE = Family(
     model_types=("small",),
@@ -102,3 +114,28 @@ def test_families_have_all_their_names() -> None:
     assert FAMILIES["xlm-roberta"] is FAMILIES["roberta"]
     assert isinstance(FAMILIES["llama"].settings["dim"], Lookup)
     assert Settings(5, 4, 2).head_size == 4
+
+
+def test_supported_page_is_generated(root: Path) -> None:
+    assert (root / "docs" / "supported.md").read_text(encoding="utf-8") == page()
+
+
+def test_overview_rows_follow_the_tables() -> None:
+    head, *rows = tabulate_families(FAMILIES)
+    assert head == ("family", "exported", "GGUF")
+    assert len(rows) == len(FAMILIES)
+    for name, exported, gguf in rows:
+        table = FAMILIES[name]
+        assert exported == table.transformers
+        assert gguf.rstrip("+") == ("" if table.gguf is None else table.gguf.model_types[0])
+
+
+def test_page_rows_show_the_measurements() -> None:
+    errors, genai = read_errors(), read_genai()
+    table = page().partition("| family |")[2].partition("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[2:]]
+    assert [row[0] for row in rows] == sorted(errors)
+    for name, _, _, marked, *worst in rows:
+        assert bool(marked) == (name in genai)
+        assert [float(e) for e in worst] == [max(errors[name][t].values()) for t in ("onnx", "ort-cpu", "torch")]
+        assert float(worst[1]) <= 1e-4

@@ -8,8 +8,9 @@ from weft.ir import Graph, ops
 from weft.passes import Trace
 from weft.passes.core.equivalence import EXACT
 
-from ...models import applied, weight, worst
+from ...models import Tiny, applied, count, weight, worst
 from ...rewrites import Rewrite, rewrites
+from ..norms import FEED
 from .hidden import HIDDEN
 
 
@@ -70,3 +71,27 @@ def test_layer_norms_with_and_without_weight_and_bias(operands: str) -> None:
     g.add_output("y", ops.layer_norm(ops.add(x, y), *(weight(g, n, 10) for n in operands), eps=1e-2))
     after = applied("fuse-residual-norm", g)
     assert [n.op.name for n in after.nodes] == ["add_norm"] and worst(g, after) <= EXACT
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_unfusing_restores_sums_and_norms(norm: str) -> None:
+    before = Tiny(norm=norm).graph()
+    after = applied("fuse-residual-norm, unfuse-residual-norm", before)
+    assert {op: count(after, op) for op in ("add", "rms_norm", "layer_norm", "add_norm")} == {
+        op: count(before, op) for op in ("add", "rms_norm", "layer_norm", "add_norm")
+    }
+    assert worst(before, after) <= EXACT
+    assert {n.output.name: n.scope for n in after.nodes} == {n.output.name: n.scope for n in before.nodes}
+
+
+def test_sum_without_scope_takes_the_scope_of_the_norm() -> None:
+    g = Graph("g")
+    x = g.add_input("x", FEED)
+    with g.scope("layer"):
+        y = ops.neg(x)
+    with g.scope("other"):
+        normed, total = ops.add_norm.emit(x, y)
+    g.add_output("normed", normed)
+    g.add_output("total", total)
+    after = applied("unfuse-residual-norm", g)
+    assert [(n.op.name, n.scope) for n in after.nodes] == [("neg", "layer"), ("add", "other"), ("rms_norm", "other")]

@@ -12,10 +12,10 @@ from weft.frontends.dsl import Attention, Block, Decoder, MoE
 from weft.ir import Graph, WeftError, interpret, ops
 from weft.ir.recipes import Map, Normal, Scale
 from weft.ir.recipes.readers import Array
+from weft.ir.types.block_layouts import build_integer_layout
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.library.quantize.channel_factors import FARTHEST
-from weft.passes.library.quantize.scale_channels import ScaleChannels
+from weft.passes.library.quantize.scale_channels import FARTHEST, ScaleChannels, fit_channel_factors
 
 from ...models import Tiny, applied, weight, worst
 from ...rewrites import Rewrite, rewrites
@@ -169,3 +169,34 @@ def test_weights_that_are_not_finite_are_refused() -> None:
     graph.params[name].recipe = Scale(graph.params[name].recipe, float("nan"))
     with pytest.raises(WeftError, match=f"a weight of {name} is not finite: its channels cannot be scaled"):
         run_passes(graph, "scale-channels")
+
+
+def test_even_channels_have_no_factors() -> None:
+    draw = np.random.default_rng(0)
+    x, weight = draw.normal(size=(300, 64)), draw.normal(size=(48, 64))
+    assert fit_channel_factors(x, [weight], build_integer_layout(4, 32, True)) is None
+    x[:, 7] *= 40
+    found = fit_channel_factors(x, [weight], build_integer_layout(8, 32, False))
+    assert found is not None and found[7] == found.max() >= 4 * np.median(found)
+
+    def error(x: Array, weight: Array) -> float:
+        """Of the products, with both sides in 8 bits, a scale for 32 numbers."""
+
+        def rounded(rows: Array) -> Array:
+            groups = rows.reshape(len(rows), -1, 32)
+            scales = np.abs(groups).max(-1, keepdims=True) / 127
+            return np.reshape(np.rint(groups / scales) * scales, rows.shape)
+
+        return float(np.square(rounded(x) @ rounded(weight).T - x @ weight.T).mean())
+
+    assert error(x / found, weight * found) < 0.3 * error(x, weight)
+
+
+def test_channels_of_zeros_have_finite_factors() -> None:
+    draw = np.random.default_rng(0)
+    x, weight = draw.normal(size=(300, 64)), draw.normal(size=(48, 64))
+    x[:, 3], weight[:, 5] = 0, 0
+    x[:, 7] *= 40
+    found = fit_channel_factors(x, [weight, 3 * weight], build_integer_layout(8, 32, False))
+    assert found is not None and np.isfinite(found).all() and found.min() > 0
+    assert fit_channel_factors(np.zeros((5, 64)), [weight], build_integer_layout(8, 32, False)) is None

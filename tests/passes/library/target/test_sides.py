@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, MoE, RoPE, Router
-from weft.ir import Graph, TensorType, Value, WeftError, ops, verify
+from weft.ir import Graph, TensorType, Value, WeftError, interpret, ops, parse, verify
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.library.target.sides import join_encoder_decoder
+from weft.passes.library.target.sides import Package, join_encoder_decoder
 
 from ....e2e.random_models import strong
 from ...models import BATCH, SEQ, count, weight
@@ -158,3 +159,29 @@ def test_model_is_split_at_a_given_value(name: str) -> None:
     assert "encoder_hidden_states" in decoder.inputs and "encoder_input_ids" not in decoder.inputs
     assert {"aux_loss" in part.outputs for part in (whole, encoder, decoder)} == {name == "losses"}
     assert not any(param.startswith("encoder.") for param in encoder.params)
+
+
+DOUBLE = "graph a { input %x: f32[n] %y: f32[n] = affine(%x, by=2.0) output y = %y }"
+ADD = "graph b { input %h: f32[n] input %x: f32[n] %z: f32[n] = add(%h, %x) output z = %z }"
+
+
+def package(second: str = ADD) -> Package:
+    return Package({"double": parse(DOUBLE), "add": parse(second)}, {"add": {"h": "y"}})
+
+
+def test_connection_is_an_output_read_under_its_name_in_the_model() -> None:
+    (one,) = package().find_connections()
+    assert (one.maker, one.reader, one.name, str(one.type)) == ("double", "add", "y", "f32[n]")
+    assert Package({"double": parse(DOUBLE), "add": parse(ADD)}).find_connections() == []
+
+
+def test_graphs_run_in_order_on_the_outputs_of_earlier_ones() -> None:
+    x = np.array([1.0, 3.0])
+    values = package().run(interpret, {"x": x})
+    assert list(values) == ["x", "y", "z"]
+    np.testing.assert_array_equal(values["z"], 3 * x)
+
+
+def test_connection_of_two_types_names_both_graphs() -> None:
+    with pytest.raises(WeftError, match=r"add reads y as f16\[n\], but double returns f32\[n\]"):
+        package("graph b { input %h: f16[n] output z = %h }").find_connections()

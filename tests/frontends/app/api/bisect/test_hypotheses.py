@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weft.backends.alignment.traces import Operation, ValueTrace
-from weft.frontends.app.api.bisect.hypotheses import Cause, Region, TrialChange
+from weft.frontends.app.api.bisect.hypotheses import Region, TrialChange, list_roundings, name_factor, permute_heads
 from weft.ir import ops
 
 RNG = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def node(op: Any, name: str, *reads: str, **attrs: Any) -> Operation:
     )
 
 
-def explain(expected: np.ndarray, *nodes: Operation, attrs: tuple[float, ...] = ()) -> Cause | None:
+def explain(expected: np.ndarray, *nodes: Operation, attrs: tuple[float, ...] = ()) -> TrialChange | None:
     """Return the explanation of `expected` for the result of the last of `nodes`."""
     arrays = {"w": W, "v": V, "bias": BIAS, "f": F}
     trace = ValueTrace([*nodes], {"x": X, "y": Y, "at": AT}, {n: (w.shape, lambda w=w: w) for n, w in arrays.items()})
@@ -59,6 +59,8 @@ def linear(w: np.ndarray, x: np.ndarray = X) -> np.ndarray:
     return x @ w.T + BIAS
 
 
+PERMUTED = attend().reshape(1, 6, 4, 4)[:, :, [2, 0, 1, 3]].reshape(X.shape)
+NORMED = linear(W) / np.abs(linear(W)).mean(-1, keepdims=True) * np.linspace(1, 2, 16)
 CASES: list[tuple[str, str, np.ndarray, tuple[Operation, ...]]] = [
     ("eps", "eps is 0.001 instead", X / np.sqrt(np.square(X).mean(-1, keepdims=True) + 1e-3) * BIAS, (NORM,)),
     ("offset of 1", "bias is changed by +1", np.asarray(ops.rms_norm.reference(X, BIAS + 1)), (NORM,)),
@@ -79,6 +81,10 @@ CASES: list[tuple[str, str, np.ndarray, tuple[Operation, ...]]] = [
     ("offset", "at is shifted by +1", rotate(AT + 1), (ROPE,)),
     ("theta", "base 500000", rotate(AT, 5e5 ** -(np.arange(2) / 2)), (ROPE,)),
     ("rope scaling", "times 0.25", rotate(AT, F / 4), (ROPE,)),
+    ("factor", "a is multiplied by 0.5 = 1/√4", attend() / 2, (ATTEND,)),
+    ("bias", "one vector is added to all", linear(W) + np.arange(16), (LINEAR,)),
+    ("permuted heads", "a has heads [2, 0, 1, 3]", PERMUTED, (ATTEND,)),
+    ("norm", "by its own factor", NORMED, (LINEAR,)),
     ("approximate", "tanh instead of none", np.asarray(ops.gelu.reference(X, approximate="tanh")), (GELU,)),
 ]  # fmt: skip
 
@@ -127,4 +133,20 @@ def test_operations_that_refuse_a_change_explain_nothing() -> None:
 
     trace = ValueTrace([], {"x": X, "y": X})
     operation = Operation("op", "y", ("x",), ("y",), {}, refuse)
-    assert Region(trace, [operation], "y", X).compute_error(TrialChange("k", "t", (operation,))) == math.inf
+    assert Region(trace, [operation], "y", X).compute_error(TrialChange("k", "t", operation)) == math.inf
+
+
+def test_factors_are_named() -> None:
+    assert name_factor(0.25, (4, 8)) == "0.25 = 1/4"
+    assert name_factor(1.01, (4, 8)) == "1.01"
+
+
+def test_permutations_of_heads_keep_all_elements() -> None:
+    for _, _, moved in permute_heads(X, (2, 4, 8)):
+        np.testing.assert_array_equal(np.sort(moved), np.sort(X))
+
+
+def test_roundings_are_as_near_as_their_steps() -> None:
+    for name, rounded in list_roundings(X[0]):
+        step = np.abs(X).max() * (2.0**-8 if name == "bf16" else 2.0**-11 if name == "f16" else 1 / 254)
+        assert 0 < np.abs(rounded - X[0]).max() <= step * (1 + 1e-12), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 import weft
 from weft.frontends.app.api.bisect.bisection import bisect
-from weft.frontends.app.api.bisect.graph_trace import trace_graph
+from weft.frontends.app.api.bisect.search import Array, list_patterns
+from weft.frontends.app.api.bisect.sides import trace_graph
 from weft.frontends.app.api.verify.internals import make_inputs
 
 from .faults import MODELS, Fault, edit_onnx, inject_graph, inject_module, list_faults, write_model
@@ -94,3 +96,44 @@ def test_differences_beyond_explanation_are_located(sides: dict[str, Sides]) -> 
     found = bisect(graph, sides["llama"]["onnx"], ids=IDS).difference
     assert found is not None and found.cause is None and found.kind == "other"
     assert found.places[found.at].name == "layers.1.attn.o" and found.describe() == []
+
+
+X = np.random.default_rng(0).normal(size=(1, 7, 16))
+
+
+def with_row(x: Array) -> Array:
+    y = x.copy()
+    y[:, 3:] += 0.1
+    return y
+
+
+def with_feature(x: Array) -> Array:
+    y = x.copy()
+    y[..., 5] = 0
+    return y
+
+
+def with_column(x: Array) -> Array:
+    """The difference is an outer product, as one differing column of a weight causes it."""
+    return x + np.random.default_rng(1).normal(size=(7, 1)) * np.random.default_rng(2).normal(size=16)
+
+
+PATTERNS: list[tuple[str, str, Callable[[Array], Array]]] = [
+    ("permuted features", "features", lambda x: x[..., np.random.default_rng(3).permutation(16)]),
+    ("rounding", "bf16", lambda x: x.astype(np.float32).view(np.uint32).__and__(0xFFFF0000).view(np.float32)),
+    ("positions", "from 3 on, of 7", with_row),
+    ("features", "5, of 16", with_feature),
+    ("feature factors", "own factor", lambda x: x * np.linspace(1, 2, 16)),
+    ("input feature", "rank one", with_column),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "change"), PATTERNS, ids=[kind for kind, *_ in PATTERNS])
+def test_patterns_are_found_first(kind: str, text: str, change: Callable[[Array], Array]) -> None:
+    (found, sentence), *_ = list_patterns(X, np.asarray(change(X), np.float64), 1e-6)
+    assert found == kind and text in sentence
+
+
+def test_unrelated_values_have_no_pattern() -> None:
+    assert list(list_patterns(X, np.random.default_rng(9).normal(size=X.shape), 1e-6)) == []
+    assert list(list_patterns(X * np.nan, X, 1e-6)) == []

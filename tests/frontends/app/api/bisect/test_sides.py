@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import weft
 from weft.frontends.app.api.bisect.bisection import bisect
-from weft.frontends.app.api.bisect.sides import BisectionSide, open_side, split_prefix
-from weft.ir import WeftError
+from weft.frontends.app.api.bisect.sides import (
+    LOG_PROBABILITIES,
+    BisectionSide,
+    open_side,
+    split_prefix,
+    trace_graph,
+    trace_log_probabilities,
+)
+from weft.frontends.app.api.verify.internals import make_inputs
+from weft.ir import WeftError, interpret
+
+from .fake_llama import install
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -98,3 +111,55 @@ def test_code_of_folders_runs_with_trust_only(llamas: tuple[Path, Path], tmp_pat
     weft.compile(llamas[0], tmp_path / "out", target="torch")
     with pytest.raises(WeftError, match="add --trust"):
         bisect(llamas[0], tmp_path / "out")
+
+
+IDS = [3, 1, 4, 1, 5]
+
+
+def test_trace_has_the_values_of_the_interpreter_and_runs_nodes_again(llamas: tuple[Path, Path]) -> None:
+    graph = weft.load_source(llamas[0]).graph
+    inputs = make_inputs(graph.inputs, IDS)
+    steps: list[tuple[int, int]] = []
+    trace = trace_graph(graph, inputs, lambda done, total: steps.append((done, total)))
+    want = interpret(graph, inputs)["logits"]
+    np.testing.assert_array_equal(trace.values[trace.outputs["logits"]], want)
+    assert steps[-1] == (len(graph), len(graph)) == (len(trace.operations), len(graph))
+    norm = trace.makers["layers.1.attn_norm"]
+    operands = [trace.load(name) for name in norm.reads]
+    np.testing.assert_array_equal(norm.run(operands, norm.attrs)[0], trace.values["layers.1.attn_norm"])
+    assert np.abs(norm.run(operands, {**norm.attrs, "eps": 1.0})[0] - trace.values["layers.1.attn_norm"]).max() > 0.01
+
+
+def test_labels_are_the_modules_of_the_checkpoint(llamas: tuple[Path, Path]) -> None:
+    graph = weft.load_source(llamas[0]).graph
+    labels = trace_graph(graph, make_inputs(graph.inputs, IDS)).labels
+    assert labels["model.layers.2.mlp.down_proj"] == "layers.2.ffn.down"
+    assert labels["model.embed_tokens"] == "embed"
+
+
+def test_log_probabilities_are_in_the_order_of_the_vocabulary(
+    llamas: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, requests = weft.load_source(llamas[0]).graph, install(monkeypatch)
+    trace = trace_log_probabilities(Path("model.gguf"), graph, [5, 6])
+    values = trace.values[LOG_PROBABILITIES]
+    np.testing.assert_allclose(values[:-1], -math.log(29))
+    assert values.shape == (29,) and values[-1] == -math.inf and not trace.rounded
+    assert requests == [{"prompt": [5, 6], "temperature": 0, "max_tokens": 1, "logprobs": 29, "cache_prompt": False}]
+
+
+def test_weights_in_blocks_round_activations(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    assert trace_log_probabilities(smollm2_gguf, weft.load_source(smollm2_gguf).graph, [5]).rounded
+
+
+def test_a_missing_package_and_a_broken_file_are_named(
+    llamas: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = weft.load_source(llamas[0]).graph
+    install(monkeypatch)
+    with pytest.raises(WeftError, match=r"llama\.cpp cannot run broken\.gguf: failed to load model"):
+        trace_log_probabilities(Path("broken.gguf"), graph, [1])
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    with pytest.raises(WeftError, match="pip install xllamacpp"):
+        trace_log_probabilities(Path("model.gguf"), graph, [1])

@@ -23,11 +23,11 @@ from weft import (
 )
 from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
-from weft.frontends.app.serve.server import Server, serve_in_thread
+from weft.frontends.app.serve.server import Server
 from weft.frontends.app.serve.server_settings import ServerSettings
 
 from .....sampling import each
-from ..serving import NAME, VOCAB, byte_level, prompt, served, url
+from ..serving import NAME, VOCAB, byte_level, prompt, serve_in_thread, served, url
 
 STREAMS, TOKENS = 100, 20
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention, routers in groups, dense first layers."""
+"""DeepSeek-V2 to V3.2 and GLM: latent attention, routers in groups, dense first layers, lightning indexes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
-from weft.frontends.models.families.experts.deepseek import build_gguf_mla, find_latent_attention, find_sparse_layers
+from weft.frontends.models.families import FAMILIES
+from weft.frontends.models.families.experts.deepseek import (
+    build_gguf_mla,
+    find_latent_attention,
+    find_sparse_layers,
+    read_index_types,
+)
+from weft.frontends.models.tables.gguf import INDEXED
+from weft.ir import WeftError
 
 from ..tables import counting, names, read, refusal, weight
 
@@ -91,3 +100,69 @@ def test_files_state_the_width_of_keys_with_the_rotary_part() -> None:
 )
 def test_refusals(family: str, key: str, value: Any) -> None:
     assert f"{key}={value!r} is not supported" in refusal(family, **LATENT, **{key: value})
+
+
+GLM: dict[str, Any] = {
+    **{"num_hidden_layers": 7, "num_attention_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24},
+    **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12},
+}
+FILE: dict[str, Any] = {
+    **{"block_count": 4, "attention.head_count": 4, "attention.kv_lora_rank": 16, "attention.q_lora_rank": 24},
+    **{"attention.key_length_mla": 24, "attention.value_length_mla": 12, "rope.dimension_count": 8},
+    **{"attention.layer_norm_rms_epsilon": 1e-6, "attention.indexer.head_count": 2},
+    **{"attention.indexer.key_length": 16, "attention.indexer.top_k": 6},
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"index_topk_freq": 4},
+        {"index_topk_freq": 3, "index_skip_topk_offset": 3},
+        {"index_topk_freq": 2, "index_skip_topk_offset": 1},
+        {"index_topk_freq": 0},
+        {"index_topk_pattern": "FSSFFSS"},
+        {"index_topk_pattern": ["full", "shared"] * 3 + ["full"]},
+        {"indexer_types": ["full"] + ["shared"] * 6, "index_topk_freq": 2},
+    ],
+    ids=str,
+)
+def test_index_types_equal_those_of_transformers(config: dict[str, Any]) -> None:
+    assert read_index_types(GLM | config) == transformers.GlmMoeDsaConfig(**GLM, **config).indexer_types
+
+
+def test_layers_keep_the_selection_that_later_layers_share() -> None:
+    mixers = FAMILIES["glm_moe_dsa"].settings["mixer"](GLM | {"index_topk_pattern": "FFSSFSF"})
+    assert [m.index is not None for m in mixers] == [True, True, False, False, True, False, True]
+    assert [m.keep_index for m in mixers] == [None, "index", None, None, "index", None, None]
+    assert [m.share_index for m in mixers] == [None, None, "index", "index", None, "index", None]
+    assert {(m.index.heads, m.index.head_dim, m.index.top_k) for m in mixers if m.index} == {(32, 128, 2048)}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "message"),
+    [
+        ("glm_moe_dsa", {"index_topk_pattern": "SFFFFFF"}, "index_topk_pattern=.* first full"),
+        ("glm_moe_dsa", {"indexer_types": ["full"] * 6}, "indexer_types=.* for each of 7 layers"),
+        ("glm_moe_dsa", {"indexer_types": ["full"] * 6 + ["other"]}, "indexer_types=.* must list full or shared"),
+        ("glm_moe_dsa", {"q_lora_rank": None}, "q_lora_rank=None is not supported"),
+        ("deepseek_v32", {"layer_types": ["full_attention"] * 7}, "layer_types has 'full_attention'"),
+    ],
+)
+def test_refusals_of_index_settings(family: str, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(WeftError, match=message):
+        FAMILIES[family].settings["mixer"](GLM | config)
+
+
+def test_files_list_layers_with_an_index() -> None:
+    rule = FAMILIES["glm_moe_dsa"].gguf.settings["mixer"]
+
+    def own(**config: Any) -> list[bool]:
+        return [m.index is not None for m in rule({**FILE, **config})]
+
+    assert own(**{INDEXED: [0, 2]}) == [True, False, True, False]
+    # Some files repeat the tensors in layers that do not use them.
+    assert own(**{INDEXED: [0, 1, 2, 3], "attention.indexer.types": [1, 0, 0, 1]}) == [True, False, False, True]
+    with pytest.raises(WeftError, match=r"blk\.0\.indexer\.proj is missing"):
+        own(**{INDEXED: [1]})
