@@ -30,6 +30,7 @@ from ...target import MODEL
 from ..lower.lower import lower
 from ..package.module import build_module
 
+LARGE = 3.0  # gradients of codes that move them, relative to the root mean square of the tensor's
 # op: its trained operands. Biases of routers are excluded: they would change the choice of experts.
 TRAINED_OPERANDS = {
     ops.rms_norm: ("weight",),
@@ -101,12 +102,29 @@ class _EvaluatingReader:
         return self.recipes[key].read(self.base, start, stop)
 
 
+class _LargeGradients(torch.autograd.Function):
+    """The identity, whose gradient is set to 0 where it is less than `LARGE` times its root mean square."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (gradient,) = grads
+        return gradient * (gradient.abs() >= LARGE * gradient.square().mean().sqrt())
+
+
+_drop_small_gradients: Callable[[Tensor], Tensor] = _LargeGradients.apply  # torch gives it no types
+
+
 class TrainedCodes(nn.Module):
     """A torch parametrization of a weight [..., out, width] by its codes as floats [..., out, groups, group]: it is
     round(codes) · scales · (1 + change), cut to `width` columns.
 
     Rounding has the gradient 1 (straight-through; Bengio 2013, arXiv 1308.3432), and codes are clipped to the range of
-    their dtype.
+    their dtype. Only codes with large gradients move: all together they would cross the borders of rounding in the same
+    step, which no gradient of single codes foresees (Malinovskii 2024, PV-Tuning, arXiv 2405.14852).
     """
 
     scales: Tensor
@@ -128,7 +146,7 @@ class TrainedCodes(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:
         scales = self.scales * (1 + self.change)
-        return (self.round(codes) * scales[..., None]).flatten(-2)[..., : self.width]
+        return (self.round(_drop_small_gradients(codes)) * scales[..., None]).flatten(-2)[..., : self.width]
 
 
 class LowRank(nn.Module):

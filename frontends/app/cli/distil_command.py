@@ -39,7 +39,7 @@ UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a 
     "may be repeated. Default: scales, norms and biases of a quantized model, else changed.",
 )
 @click.option("--rank", type=click.IntRange(1), help="Rank of the matrices of lora; default: 8.")
-@click.option("--layers", type=float, help="Share of the run that trains each layer alone; default: 0.2.")
+@click.option("--layers", type=float, help="Share of the run that trains each layer alone; default: 0.2, 0 for scales.")
 @click.option("--labels", type=float, help="Weight of the cross-entropy with the text itself; default: 0.")
 @click.option("--hidden", type=float, help="Weight of the error of the residual stream after each layer; default: 0.")
 @click.option("--top", type=click.IntRange(0), help="Stored tokens of the original per position; default: 64; 0: all.")

@@ -19,5 +19,5 @@ def test_modules_lower_all_other_ops() -> None:
     """Each of these modules has a file of tests that runs the cases of its ops."""
     modules = {find_module(name) for name in OPS} - {""}
     assert modules == {
-        *("attention", "custom_recurrences", "dense", "distances", "elementwise", "mixtures", "recurrent", "tensors")
+        *("attention", "custom_recurrences", "dense", "elementwise", "masks", "mixtures", "recurrent", "tensors")
     }

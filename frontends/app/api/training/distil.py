@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _SUBLAYER = re.compile(r"(.*\.\d+\.[^.]+)\.")
 WORDS = ("scales", "codes", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
 TOP = 64
+LAYERS = 0.2
 HELD_OUT = 16  # windows of a validation, which runs both models
 RATE = 5e-3  # relative to the size of a parameter (`Student.list_sizes`)
 PROMPT = 8  # tokens of the text at the start of a sampled sequence
@@ -54,9 +55,10 @@ class DistilSettings(TrainingSettings):
     ``layers.*.attn.*``, and ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms
     and biases of a quantized model; else changed, or all if no weight has changed. rate: relative to the root mean
     square of each parameter (None: 0.005). layers: share of the run in which each layer is first trained alone, to
-    compute the original's layer. labels, hidden: weights of the cross-entropy with the text itself, and of the
-    error of the residual stream. top: number of the original's most likely tokens that are stored per position (0: all
-    are computed again in each step). samples: tokens of additional text that the original samples.
+    compute the original's layer (None: 0.2; 0 if scales train, because quantization fits each layer already). labels,
+    hidden: weights of the cross-entropy with the text itself, and of the error of the residual stream. top: number of
+    the original's most likely tokens that are stored per position (0: all are computed again in each step). samples:
+    tokens of additional text that the original samples.
     """
 
     batch: int = 8
@@ -64,7 +66,7 @@ class DistilSettings(TrainingSettings):
     warmup: int | None = None
     train: tuple[str, ...] | None = None
     rank: int = 8
-    layers: float = 0.2
+    layers: float | None = None
     labels: float = 0.0
     hidden: float = 0.0
     top: int = TOP
@@ -75,7 +77,7 @@ class DistilSettings(TrainingSettings):
         for name, least in (("top", 0), ("samples", 0), ("rank", 1)):
             if (number := getattr(self, name)) < least:
                 raise WeftError(f"{name} is {number}, but it must be at least {least}")
-        if not 0 <= self.layers < 1:
+        if not 0 <= (self.layers or 0) < 1:
             raise WeftError(f"layers is {self.layers}, but it is a share of the run, below 1")
 
 
@@ -121,7 +123,9 @@ def distil(
     if rewritten.tokenizer is None:
         rewritten = replace(rewritten, tokenizer=original.tokenizer)
     choice = choose_parameters(rewritten.graph, original.graph, settings.train)
-    settings = replace(settings, rate=settings.rate or RATE).resolve(rewritten)
+    if settings.layers is None:
+        settings = replace(settings, layers=0.0 if choice.scales else LAYERS)
+    layers, settings = settings.layers or 0.0, replace(settings, rate=settings.rate or RATE).resolve(rewritten)
 
     from weft.backends.torch.distillation.losses import Layers, Predictions, Teacher, align_layers
     from weft.backends.torch.distillation.student import copy_as_floats, open_student
@@ -161,11 +165,11 @@ def distil(
 
     with scratch_folder() as scratch:
         teacher = Teacher(original_net, len(data), context, settings.top, scratch)
-        segments = align_layers(student.module, original_net) if settings.layers or settings.hidden else []
+        segments = align_layers(student.module, original_net) if layers or settings.hidden else []
         predictions = Predictions(teacher, settings.labels, settings.hidden, segments)
-        shares: dict[str, tuple[Objective, float]] = {"predictions": (predictions, 1 - settings.layers)}
-        if settings.layers:
-            shares = {"layers": (Layers(teacher, segments), settings.layers)} | shares
+        shares: dict[str, tuple[Objective, float]] = {"predictions": (predictions, 1 - layers)}
+        if layers:
+            shares = {"layers": (Layers(teacher, segments), layers)} | shares
         phases = {
             name: Trainer(
                 accelerator, student.module, objective, data, settings.make_plan(share), (), student.list_sizes(), False

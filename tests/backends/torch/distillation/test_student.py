@@ -143,7 +143,8 @@ def test_trained_codes_are_rounded_in_the_graph_as_in_the_module(options: str) -
         assert not np.array_equal(*codes)
 
 
-def test_rounding_has_the_gradient_of_the_clipping() -> None:
+def test_rounding_has_the_gradient_of_the_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.backends.torch.distillation.student.LARGE", 0.0)
     weight = TrainedCodes(torch.tensor([[0.5]]), torch.tensor([[3.0]]), 3, 3)  # codes from −3 to 4
     codes = torch.tensor([[[-3.6, 0.4, 3.6, 9.0]]], requires_grad=True)
     made = weight(codes)
@@ -151,6 +152,18 @@ def test_rounding_has_the_gradient_of_the_clipping() -> None:
     made.sum().backward()
     assert codes.grad is not None and codes.grad.tolist() == [[[0.0, 0.5, 0.5, 0.0]]]
     assert weight.change.grad is not None and weight.change.grad.tolist() == [[0.5 * (-3 + 0 + 4)]]
+
+
+def test_only_codes_with_large_gradients_move() -> None:
+    weight = TrainedCodes(torch.tensor([[0.5]]), torch.tensor([[3.0]]), 3, 20)
+    codes = torch.zeros(1, 1, 20, requires_grad=True)
+    effects = torch.ones(20)
+    effects[[4, 7]] = torch.tensor([30.0, -40.0])
+    (weight(codes) * effects).sum().backward()
+    assert codes.grad is not None
+    expected = torch.zeros(20)
+    expected[[7]] = -20.0  # 3 times the root mean square of the gradients is 16.8, beyond 15
+    torch.testing.assert_close(codes.grad[0, 0], expected)
 
 
 def test_scales_are_clipped_to_the_range_of_their_dtype() -> None:
