@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import CrossEncoder
 
-from ...backends.runtime.test_tasks import TEXTS, compiled
+from ...backends.runtime.ort.test_ort_encoder import TEXTS, compiled
 from ...e2e.head_models import save, tokenizer
 
 
