@@ -23,7 +23,7 @@ import re
 import textwrap
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from weft.ir import DType, Graph, WeftError
@@ -43,7 +43,8 @@ class Documentation:
     """The parts of a pass's docstring; a missing part is "".
 
     condition, source: the paragraph after that word and a colon; text: all other paragraphs after the summary.
-    pipeline, graph: the example's pass with its arguments, and the IR text that it runs on.
+    pipeline, graph: the example's pass with its arguments, and the IR text that it runs on, or the name of the pass
+    whose example has the text.
     """
 
     summary: str
@@ -62,6 +63,9 @@ def read_docstring(docstring: str) -> Documentation:
     if match := re.search(r"^Example (.+)::\n((?:(?:[ \t].*)?\n|[ \t].*\Z)+)", body + "\n", re.MULTILINE):
         sections["pipeline"], sections["graph"] = match[1], textwrap.dedent(match[2]).strip() + "\n"
         body = (body[: match.start()] + body[match.end() :]).strip()
+    elif match := re.search(r"^Example (.+), on the graph of ([\w-]+)\.$", body, re.MULTILINE):
+        sections["pipeline"], sections["graph"] = match[1], match[2]
+        body = body.replace(match[0], "").strip()
     summary, *paragraphs = re.split(r"\n\s*\n", body)
     for paragraph in paragraphs:
         name, colon, rest = paragraph.partition(":")
@@ -182,8 +186,9 @@ class Pass(Frozen):
 
     @classmethod
     def documentation(cls) -> Documentation:
-        """Return the class docstring, split into its parts."""
-        return read_docstring(cls.__doc__ or "")
+        """Return the class docstring, split into its parts; the example has the text of its graph."""
+        parts = read_docstring(cls.__doc__ or "")
+        return replace(parts, graph=lookup(parts.graph).documentation().graph) if parts.graph in PASSES else parts
 
     @classmethod
     def make(cls, values: Mapping[str, Any]) -> Pass:

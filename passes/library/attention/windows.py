@@ -138,15 +138,7 @@ class Dilate(Pass):
 
     Source: Beltagy 2020 (Longformer), arXiv:2004.05150.
 
-    Example dilate{size=2, stride=3}::
-
-        graph example {
-          input %x: f32[batch, seq, 8]
-          param %w: f32[8, 8] = normal([8, 8], std=0.4, stream="w")
-          %q: f32[batch, seq, 8] = linear(%x, %w)
-          %y: f32[batch, seq, 8] = attention(%q, %x, %x, heads=2, kv_heads=2, causal=true)
-          output y = %y
-        }
+    Example dilate{size=2, stride=3}, on the graph of sliding-window.
     """
 
     name = "dilate"
@@ -188,15 +180,7 @@ class AttentionPattern(Pass):
     Source: Child 2019 (strided, fixed), arXiv:1904.10509; Beltagy 2020 (dilated), arXiv:2004.05150; Llama 4, 2025
     (chunked); Xiao 2023 (attention sinks), arXiv:2309.17453.
 
-    Example attention-pattern{pattern=fixed, stride=3, layers=even}::
-
-        graph example {
-          input %x: f32[batch, seq, 8]
-          param %w: f32[8, 8] = normal([8, 8], std=0.4, stream="w")
-          %q: f32[batch, seq, 8] = linear(%x, %w)
-          %y: f32[batch, seq, 8] = attention(%q, %x, %x, heads=2, kv_heads=2, causal=true)
-          output y = %y
-        }
+    Example attention-pattern{pattern=fixed, stride=3, layers=even}, on the graph of sliding-window.
     """
 
     name = "attention-pattern"

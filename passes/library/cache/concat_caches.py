@@ -31,21 +31,7 @@ class ConcatCaches(Pass):
 
     Source: the models that optimum exports, and DynamicCache of transformers.
 
-    Example concat-caches::
-
-        graph example {
-          input %q: f32[batch, seq, 8]
-          input %k: f32[batch, seq, 4]
-          input %position_ids: i64[batch, seq]
-          input %attention_mask: i64[batch, total]
-          input %past_k: f32[batch, 1, capacity, 4] as past_key_values.0.key
-          input %past_v: f32[batch, 1, capacity, 4] as past_key_values.0.value
-          %y: f32[batch, seq, 8], %k_now: f32[batch, 1, capacity, 4], %v_now: f32[batch, 1, capacity, 4] = attention(
-            %q, %k, %k, _, %attention_mask, _, %past_k, %past_v, %position_ids, heads=2, kv_heads=1, causal=true)
-          output y = %y
-          output present.0.key = %k_now
-          output present.0.value = %v_now
-        }
+    Example concat-caches, on the graph of rolling-buffer.
     """
 
     name = "concat-caches"

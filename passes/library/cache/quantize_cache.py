@@ -54,20 +54,7 @@ class QuantizeCache(Pass):
     Source: Hooper 2024, KVQuant (arXiv 2401.18079): keys by channel; Ashkboos 2024, QuaRot (arXiv 2404.00456): rotated
     keys and values; ONNX Runtime's GroupQueryAttention.
 
-    Example quantize-cache{bits=8}::
-
-        graph example {
-          input %input_ids: i64[batch, seq]
-          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
-          param %wk: f32[2, 4] = normal([2, 4], std=0.5, stream="k")
-          param %wv: f32[2, 4] = normal([2, 4], std=0.5, stream="v")
-          %x: f32[batch, seq, 4] = embedding(%input_ids, %embed)
-          %k: f32[batch, seq, 2] = linear(%x, %wk)
-          %v: f32[batch, seq, 2] = linear(%x, %wv)
-          %y: f32[batch, seq, 4] = attention(%x, %k, %v, heads=2, kv_heads=1, causal=true)
-          %logits: f32[batch, seq, 11] = linear(%y, %embed)
-          output logits = %logits
-        }
+    Example quantize-cache{bits=8}, on the graph of kv-cache.
     """
 
     name = "quantize-cache"

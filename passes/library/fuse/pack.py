@@ -62,19 +62,7 @@ class PackQkv(Pass):
 
     Source: the way GPT-2 stores them (Radford 2019), and Megatron-LM (Shoeybi 2019, arXiv:1909.08053).
 
-    Example pack-qkv::
-
-        graph example {
-          input %x: f32[batch, seq, 4]
-          param %wq: f32[4, 4] = normal([4, 4], std=0.5, stream="q")
-          param %wk: f32[2, 4] = normal([2, 4], std=0.5, stream="k")
-          param %wv: f32[2, 4] = normal([2, 4], std=0.5, stream="v")
-          %q: f32[batch, seq, 4] = linear(%x, %wq)
-          %k: f32[batch, seq, 2] = linear(%x, %wk)
-          %v: f32[batch, seq, 2] = linear(%x, %wv)
-          %y: f32[batch, seq, 4] = attention(%q, %k, %v, heads=2, kv_heads=1, causal=true)
-          output y = %y
-        }
+    Example pack-qkv, on the graph of gqa-to-mla.
     """
 
     name = "pack-qkv"

@@ -29,21 +29,7 @@ class PadHeadDim(Pass):
 
     Source: Dao 2022, FlashAttention (arXiv 2205.14135), whose kernels are for such sizes; linearity.
 
-    Example pad-head-dim{multiple=8}::
-
-        graph example {
-          input %x: f32[batch, seq, 6]
-          param %q.weight: f32[12, 6] = normal([12, 6], std=1.0, stream="q")
-          param %k.weight: f32[6, 6] = normal([6, 6], std=1.0, stream="k")
-          param %v.weight: f32[10, 6] = normal([10, 6], std=1.0, stream="v")
-          param %o.weight: f32[6, 20] = normal([6, 20], std=1.0, stream="o")
-          %q: f32[batch, seq, 12] = linear(%x, %q.weight)
-          %k: f32[batch, seq, 6] = linear(%x, %k.weight)
-          %v: f32[batch, seq, 10] = linear(%x, %v.weight)
-          %y: f32[batch, seq, 20] = attention(%q, %k, %v, heads=4, kv_heads=2, causal=true)
-          %o: f32[batch, seq, 6] = linear(%y, %o.weight)
-          output o = %o
-        }
+    Example pad-head-dim{multiple=8}, on the graph of mha-to-gqa.
     """
 
     name = "pad-head-dim"

@@ -35,21 +35,7 @@ class PruneHeads(Pass):
 
     Source: Michel 2019, Are Sixteen Heads Really Better than One? (arXiv 1905.10650).
 
-    Example prune-heads{heads=[0]}::
-
-        graph example {
-          input %x: f32[batch, seq, 4]
-          param %q.weight: f32[8, 4] = normal([8, 4], std=0.5, stream="q")
-          param %k.weight: f32[8, 4] = normal([8, 4], std=0.5, stream="k")
-          param %v.weight: f32[8, 4] = normal([8, 4], std=0.5, stream="v")
-          param %o.weight: f32[4, 8] = normal([4, 8], std=0.5, stream="o")
-          %q: f32[batch, seq, 8] = linear(%x, %q.weight)
-          %k: f32[batch, seq, 8] = linear(%x, %k.weight)
-          %v: f32[batch, seq, 8] = linear(%x, %v.weight)
-          %y: f32[batch, seq, 8] = attention(%q, %k, %v, heads=2, kv_heads=2, causal=true)
-          %o: f32[batch, seq, 4] = linear(%y, %o.weight)
-          output o = %o
-        }
+    Example prune-heads{heads=[0]}, on the graph of mha-to-gqa.
     """
 
     name = "prune-heads"

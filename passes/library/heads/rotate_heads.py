@@ -24,21 +24,7 @@ class RotateHeads(Pass):
 
     Source: QuaRot (Ashkboos 2024, 2404.00456); SpinQuant (Liu 2024, 2405.16406), where R is called R2.
 
-    Example rotate-heads::
-
-        graph example {
-          input %x: f32[batch, seq, 8]
-          param %q.weight: f32[8, 8] = normal([8, 8], std=0.5, stream="q")
-          param %k.weight: f32[4, 8] = normal([4, 8], std=0.5, stream="k")
-          param %v.weight: f32[4, 8] = normal([4, 8], std=0.5, stream="v")
-          param %o.weight: f32[8, 8] = normal([8, 8], std=0.5, stream="o")
-          %q: f32[batch, seq, 8] = linear(%x, %q.weight)
-          %k: f32[batch, seq, 4] = linear(%x, %k.weight)
-          %v: f32[batch, seq, 4] = linear(%x, %v.weight)
-          %y: f32[batch, seq, 8] = attention(%q, %k, %v, heads=2, kv_heads=1, causal=true)
-          %o: f32[batch, seq, 8] = linear(%y, %o.weight)
-          output o = %o
-        }
+    Example rotate-heads, on the graph of mha-to-gqa.
     """
 
     name = "rotate-heads"

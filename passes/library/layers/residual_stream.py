@@ -143,21 +143,7 @@ class ScaleResidualStream(Pass):
 
     Source: homogeneity of norms; clamping T5 in f16 (Hugging Face transformers) is the alternative that is not exact.
 
-    Example scale-residual-stream{factor=0.125}::
-
-        graph example {
-          input %ids: i64[batch, seq]
-          param %embed.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="embed")
-          param %ffn.weight: f32[4, 4] = normal([4, 4], std=0.5, stream="ffn")
-          param %head.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="head")
-          %embed: f32[batch, seq, 4] = embedding(%ids, %embed.weight)
-          %norm: f32[batch, seq, 4] = rms_norm(%embed)
-          %ffn: f32[batch, seq, 4] = linear(%norm, %ffn.weight)
-          %residual: f32[batch, seq, 4] = add(%embed, %ffn)
-          %final: f32[batch, seq, 4] = rms_norm(%residual)
-          %head: f32[batch, seq, 9] = linear(%final, %head.weight)
-          output logits = %head
-        }
+    Example scale-residual-stream{factor=0.125}, on the graph of rotate-residual.
     """
 
     name = "scale-residual-stream"

@@ -56,16 +56,7 @@ class ExtendContext(ScalingArguments, Pass):
     Source: Chen 2023 (pi), arXiv:2306.15595; bloc97 2023 (NTK-aware scaled RoPE); Peng 2023 (YaRN), arXiv:2309.00071;
     Llama 3, 2024, arXiv:2407.21783.
 
-    Example extend-context{method=pi, factor=2}::
-
-        graph example {
-          input %x: f32[batch, seq, 8]
-          input %position_ids: i64[batch, seq]
-          param %frequencies: f32[2] = rope_frequencies(4)
-          %q: f32[batch, seq, 8] = rope(%x, %position_ids, %frequencies, heads=2)
-          %y: f32[batch, seq, 8] = attention(%q, %q, %x, heads=2, kv_heads=2, causal=true)
-          output y = %y
-        }
+    Example extend-context{method=pi, factor=2}, on the graph of multimodal-rope.
     """
 
     name = "extend-context"

@@ -35,15 +35,7 @@ class InsertRope(ScalingArguments, Pass):
 
     Source: Su 2021 (RoFormer), arXiv:2104.09864.
 
-    Example insert-rope{theta=10000}::
-
-        graph example {
-          input %x: f32[batch, seq, 8]
-          param %w: f32[8, 8] = normal([8, 8], std=0.4, stream="w")
-          %q: f32[batch, seq, 8] = linear(%x, %w)
-          %y: f32[batch, seq, 8] = attention(%q, %x, %x, heads=2, kv_heads=2, causal=true)
-          output y = %y
-        }
+    Example insert-rope{theta=10000}, on the graph of sliding-window.
     """
 
     name = "insert-rope"

@@ -18,16 +18,7 @@ class Legalize(Pass):
 
     Source: the bodies of ops, see `weft ops NAME`; the term is that of LLVM's instruction selection.
 
-    Example legalize{target=onnx}::
-
-        graph example {
-          input %x: f32[batch, seq, 4]
-          input %r: f32[batch, seq, 4]
-          param %w: f32[4] = full(1.0, dims=[4])
-          %y: f32[batch, seq, 4], %s: f32[batch, seq, 4] = add_norm(%x, %r, %w)
-          output y = %y
-          output s = %s
-        }
+    Example legalize{target=onnx}, on the graph of unfuse-residual-norm.
     """
 
     name = "legalize"

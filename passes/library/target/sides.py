@@ -177,16 +177,7 @@ class DecoderSide(_Side):
 
     Source: Vaswani 2017, arXiv:1706.03762, section 3.1.
 
-    Example decoder-side::
-
-        graph example {
-          input %encoder_input_ids: i64[batch, source]
-          input %q: f32[batch, seq, 4]
-          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
-          %k: f32[batch, source, 4] = embedding(%encoder_input_ids, %embed)
-          %y: f32[batch, seq, 4] = attention(%q, %k, %k, heads=2, kv_heads=2)
-          output y = %y
-        }
+    Example decoder-side, on the graph of encoder-side.
     """
 
     name = "decoder-side"
