@@ -153,11 +153,11 @@ from weft.frontends.app.api.training.compare import (
     compare as compare,
 )
 from weft.frontends.app.api.training.distil import (
-    DistilSettings as DistilSettings,
     distil as distil,
     heal as heal,
 )
 from weft.frontends.app.api.training.training_settings import (
+    DistilSettings as DistilSettings,
     TrainingSettings as TrainingSettings,
 )
 from weft.frontends.app.api.training.train import (

@@ -21,7 +21,7 @@ SCHEMES: tuple[Scheme, ...] = ("plain", "depth", "fan-in", "mup")
 
 
 def initialize(
-    source: SourceLike, scheme: Scheme = "depth", std: float = 0.02, width: int = 256, seed: int | None = None
+    source: SourceLike, scheme: Scheme | str = "depth", std: float = 0.02, width: int = 256, seed: int | None = None
 ) -> Model:
     """Return the model of `source` with matrices initialized from normal distributions by the `scheme`.
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..api.training.training_settings import TrainingSettings
 from .completion import complete_sources
-from .options import default_option, device_option
+from .options import default_option, device_option, settings_options
 from .terminal import echo, format_bytes, format_count, format_json, print_note, print_table, show_progress
-from .train_command import SETTINGS, TEXT_OPTIONS, add_options
+from .train_command import TEXT_OPTIONS, add_options
 
 if TYPE_CHECKING:
     from ..api.training.compare import Point, TrainedVariant
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--match-parameters", is_flag=True, help="Change the feed-forward widths of the others to equal the first's size."
 )
-@add_options(*SETTINGS)
+@settings_options(TrainingSettings)
 @click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE", help="Draw the curves: .svg, .png or .pdf.")
 @default_option("--theme", "light", "The colours of the chart.", type=click.Choice(["light", "dark"]))
 @device_option
@@ -59,7 +60,6 @@ def compare_command(
     from weft.backends.viz.formats.chart import check_chart
 
     from ..api.training.compare import compare, draw_comparison
-    from ..api.training.training_settings import TrainingSettings
 
     if not text:
         raise click.UsageError("a comparison needs a text to train on: --text FILE")

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..api.training.training_settings import UNUSED, DistilSettings
 from .completion import complete_sources
-from .options import default_option, device_option
+from .options import default_option, device_option, settings_options
 from .terminal import show_progress
-from .train_command import SETTINGS, add_options, print_run, print_state
+from .train_command import print_run, print_state
 
 if TYPE_CHECKING:
     from ..api.training.run_folder import RunState
-
-UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a training from the start has
 
 
 @click.command("distil", short_help="Train a rewritten model to predict as its original does.")
@@ -38,13 +37,7 @@ UNUSED = ("init", "width", "compiled", "checkpointing")  # settings that only a 
     help="Parameters to train: scales, codes, norms, biases, changed, all, lora, or a pattern like 'layers.*.attn.*'; "
     "may be repeated. Default: scales, norms and biases of a quantized model, else changed.",
 )
-@click.option("--rank", type=click.IntRange(1), help="Rank of the matrices of lora; default: 8.")
-@click.option("--layers", type=float, help="Share of the run that trains each layer alone; default: 0.2, 0 for scales.")
-@click.option("--labels", type=float, help="Weight of the cross-entropy with the text itself; default: 0.")
-@click.option("--hidden", type=float, help="Weight of the error of the residual stream after each layer; default: 0.")
-@click.option("--top", type=click.IntRange(0), help="Stored tokens of the original per position; default: 64; 0: all.")
-@click.option("--samples", type=click.IntRange(0), help="Additional tokens that the original samples; default: 0.")
-@add_options(*SETTINGS)
+@settings_options(DistilSettings, *UNUSED, "width")
 @default_option("--every", 50, "Steps from one printed line to the next.", type=click.IntRange(1))
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard's event files.")
 @device_option
@@ -75,7 +68,7 @@ def distil_command(
       weft distil q4/ --against model.gguf --bf16 -o run/
       weft distil smaller/ --against model.gguf --train lora --rank 16 --steps 500 -o run/
     """
-    from ..api.training.distil import DistilSettings, distil
+    from ..api.training.distil import distil
 
     folder = out if resume is None else resume
     if folder is None or (out is not None and resume is not None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,6 +27,25 @@ class TargetOption(click.Option):
 def default_option(name: str, default: Any, help: str, **more: Any) -> Callable[[T], T]:
     """Return the decorator that adds an option whose help ends with its `default`; `more` as in `click.option`."""
     return click.option(name, default=default, show_default=True, help=help, **more)
+
+
+def settings_options(settings: type[Any], *without: str) -> Callable[[T], T]:
+    """Return the decorator that adds an option for each field of `settings` with a help, except `without`. Options that
+    are not given are None."""
+
+    def add(command: T) -> T:
+        for field in reversed(dataclasses.fields(settings)):
+            if "help" not in field.metadata or field.name in without:
+                continue
+            kind, least, choices = (str(field.type).partition(" ")[0], *map(field.metadata.get, ("least", "choices")))
+            type_ = {"int": click.IntRange(least), "float": float, "bool": bool}.get(kind) or click.Choice(choices)
+            flag = f"--{field.name.replace('_', '-')}"
+            command = click.option(
+                flag, field.name, default=None, type=type_, is_flag=kind == "bool", help=field.metadata["help"]
+            )(command)
+        return command
+
+    return add
 
 
 def target_option(help: str, **more: Any) -> Callable[[T], T]:

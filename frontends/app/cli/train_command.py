@@ -11,8 +11,9 @@ import click
 
 from weft.ir.errors import WeftError
 
+from ..api.training.training_settings import TrainingSettings
 from .completion import complete_sources
-from .options import T, default_option, device_option
+from .options import T, default_option, device_option, settings_options
 from .terminal import echo, format_duration, format_json, show_progress
 
 if TYPE_CHECKING:
@@ -37,52 +38,6 @@ TEXT_OPTIONS = (
         "--validation", type=click.Path(), help="A held-out text; default: the last twentieth of each --text."
     ),
 )
-SETTINGS = (  # options that are fields of TrainingSettings
-    click.option("--steps", type=click.IntRange(1), help="Optimizer steps; default: 600."),
-    click.option("--tokens", type=click.IntRange(1), help="Tokens to train on, instead of --steps."),
-    click.option("--minutes", type=float, help="Time limit; rates fall accordingly."),
-    click.option("--batch", type=click.IntRange(1), help="Windows per step, of all processes; default: 16."),
-    click.option(
-        "--context", type=click.IntRange(1), help="Tokens per window; default: the model's context, at most 256."
-    ),
-    click.option("--accumulate", type=click.IntRange(1), help="Compute a batch in this number of parts; default: 1."),
-    click.option(
-        "--rate", type=float, help="Peak learning rate; default: 0.002 for random weights, 0.0001 for a checkpoint."
-    ),
-    click.option("--warmup", type=click.IntRange(0), help="Steps of its rise; default: a tenth, at most 100."),
-    click.option(
-        "--schedule",
-        type=click.Choice(["cosine", "wsd", "constant"]),
-        help="Fall to a tenth along a cosine (default), to 0 in the last fifth, or not at all.",
-    ),
-    click.option("--decay", type=float, help="Weight decay of matrices and tables; default: 0.1."),
-    click.option("--clip", type=float, help="The largest norm of the gradient; default: 1."),
-    click.option(
-        "--init",
-        type=click.Choice(["plain", "depth", "fan-in", "mup"]),
-        help="Scheme of the initial weights; default: the architecture's own.",
-    ),
-    click.option("--width", type=click.IntRange(1), help="The width at which mup's rates were tuned; default: 256."),
-    click.option(
-        "--lora",
-        type=click.IntRange(1),
-        help="Train matrices of this rank, added to linear weights, instead of the weights; also write them for PEFT.",
-    ),
-    click.option(
-        "--validate-every", type=click.IntRange(1), help="Steps between validations; default: a tenth of the run."
-    ),
-    click.option("--bf16", is_flag=True, default=None, help="Matrix products in bf16."),
-    click.option(
-        "--checkpointing",
-        is_flag=True,
-        default=None,
-        help="Compute activations again in the backward pass: less memory.",
-    ),
-    click.option("--compiled", is_flag=True, default=None, help="Compile the module with torch.compile."),
-    click.option(
-        "--seed", type=click.IntRange(0), help="Of the initial weights and the order of the text; default: 0."
-    ),
-)
 
 
 def add_options(*options: Callable[[T], T]) -> Callable[[T], T]:
@@ -103,7 +58,7 @@ def add_options(*options: Callable[[T], T]) -> Callable[[T], T]:
 @click.option(
     "--resume", type=click.Path(), help="Continue the run in this folder, bit by bit as if it had not stopped."
 )
-@add_options(*SETTINGS)
+@settings_options(TrainingSettings)
 @click.option("--save-as", metavar="MODEL", help="Another SOURCE that gets the trained weights, to generate with.")
 @default_option("--every", 50, "Steps from one printed line to the next.", type=click.IntRange(1))
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard's event files.")
@@ -138,7 +93,6 @@ def train_command(
       torchrun --nproc-per-node 8 -m weft train model.py --text data/ -o run/
     """
     from ..api.training import train as training
-    from ..api.training.training_settings import TrainingSettings
 
     chosen = {name: value for name, value in settings.items() if value is not None}
     common: dict[str, Any] = {"save_as": save_as, "device": device, "tensorboard": tensorboard}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,14 +31,13 @@ from .corpus import Corpus, Progress
 from .run_folder import Run, RunFolder, RunState
 from .runs import Hooks, begin_run, run_phases
 from .trainers import check_trainable, choose_device
-from .training_settings import TrainingSettings
+from .training_settings import DistilSettings
 
 if TYPE_CHECKING:
     from weft.backends.torch.distillation.student import ParameterChoice
 
 _SUBLAYER = re.compile(r"(.*\.\d+\.[^.]+)\.")
 WORDS = ("scales", "codes", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
-TOP = 64
 LAYERS = 0.2
 HELD_OUT = 16  # windows of a validation, which runs both models
 RATE = 5e-3  # relative to the size of a parameter (`Student.list_sizes`)
@@ -46,45 +45,10 @@ PROMPT = 8  # tokens of the text at the start of a sampled sequence
 SAMPLE_BATCH = 64  # sequences sampled in one batch
 
 
-@dataclass(frozen=True)
-class DistilSettings(TrainingSettings):
-    """Settings of `weft.distil`; all fields of `TrainingSettings` apply, with these in addition.
-
-    train: groups of parameters that train: ``scales`` (of quantized weights), ``codes`` (and their scales), ``norms``,
-    ``biases``, ``changed`` (sublayers with a weight that is not the original's), ``all``, patterns of names such as
-    ``layers.*.attn.*``, and ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms
-    and biases of a quantized model; else changed, or all if no weight has changed. rate: relative to the root mean
-    square of each parameter (None: 0.005). layers: share of the run in which each layer is first trained alone, to
-    compute the original's layer (None: 0.2; 0 if scales train, because quantization fits each layer already). labels,
-    hidden: weights of the cross-entropy with the text itself, and of the error of the residual stream. top: number of
-    the original's most likely tokens that are stored per position (0: all are computed again in each step). samples:
-    tokens of additional text that the original samples.
-    """
-
-    batch: int = 8
-    decay: float = 0.0
-    warmup: int | None = None
-    train: tuple[str, ...] | None = None
-    rank: int = 8
-    layers: float | None = None
-    labels: float = 0.0
-    hidden: float = 0.0
-    top: int = TOP
-    samples: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("top", 0), ("samples", 0), ("rank", 1)):
-            if (number := getattr(self, name)) < least:
-                raise WeftError(f"{name} is {number}, but it must be at least {least}")
-        if not 0 <= (self.layers or 0) < 1:
-            raise WeftError(f"layers is {self.layers}, but it is a share of the run, below 1")
-
-
 def distil(
     model: SourceLike,
     out: str | Path,
-    settings: DistilSettings = DistilSettings(),
+    settings: DistilSettings = DistilSettings(),  # noqa: B008 (it is frozen)
     *,
     against: SourceLike,
     text: str | Path | Sequence[str | Path] = (),

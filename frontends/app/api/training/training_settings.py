@@ -9,71 +9,82 @@ from typing import TYPE_CHECKING, Any, Self
 
 from weft.ir.errors import WeftError
 
-from ....model import Model
-from ..initialization import SCHEMES, Scheme
-
 if TYPE_CHECKING:
     from weft.backends.torch.training.trainer import Plan
 
-SCHEDULES = ("cosine", "wsd", "constant")
+    from ....model import Model
+
+
+UNUSED = ("init", "lora", "compiled", "checkpointing")  # by distillation
+
+
+def setting(default: Any, help: str, *, least: int | None = None, choices: tuple[str, ...] = ()) -> Any:
+    """Return a field of settings with the `help` of its option; a number must be `least` or more, without it positive.
+    `choices`: the valid words."""
+    return dataclasses.field(default=default, metadata={"help": help, "least": least, "choices": choices})
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of `weft.train` and `weft.compare`.
-
-    steps: number of optimizer steps. tokens: number of tokens instead. minutes: time limit; the schedule adapts to it
-    (None for all three: 600 steps). batch: windows per step, of all processes. context: tokens per window (None: the
-    model's context, at most 256). accumulate: parts in which a batch is computed, one after the other. rate: peak
-    learning rate of AdamW (None: 0.002 for random weights, 0.0001 for a checkpoint). warmup: steps of its linear rise
-    (None: a tenth of all, at most 100; 3 % of the minutes). schedule: ``cosine`` falls to a tenth, ``wsd`` is constant
-    and falls to 0 in the last fifth, ``constant``. decay: weight decay of the weights of products and tables; norms,
-    biases and the parameters of recurrences have none. betas: of AdamW. clip: largest norm of the gradient. bf16:
-    matrix products in bf16. checkpointing: compute activations again in the backward pass, in less memory. compiled:
-    compile the module with torch.compile. init, width: scheme of the initial weights, and its width
-    (`weft.initialize`); ``mup`` also scales the learning rates. lora: train matrices of this rank that are
-    added to the weights of linear layers, instead of the weights; the folder ``adapter`` of the run is theirs in the
-    format of PEFT. validate_every: steps from one validation and
-    checkpoint to the next (None: a tenth of the run). seed: of the initial weights and the order of the windows.
+    """Settings of `weft.train` and `weft.compare`. None is replaced by the default that the help of a field states.
 
     Raises:
         WeftError: if a value is out of its range.
     """
 
-    steps: int | None = None
-    tokens: int | None = None
-    minutes: float | None = None
-    batch: int = 16
-    context: int | None = None
-    accumulate: int = 1
-    rate: float | None = None
-    warmup: int | None = None
-    schedule: str = "cosine"
-    decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip: float = 1.0
-    bf16: bool = False
-    checkpointing: bool = False
-    compiled: bool = False
-    init: Scheme | None = None
-    width: int = 256
-    lora: int | None = None
-    validate_every: int | None = None
-    seed: int = 0
+    steps: int | None = setting(None, "Optimizer steps; default: 600.", least=1)
+    tokens: int | None = setting(None, "Tokens to train on, instead of --steps.", least=1)
+    minutes: float | None = setting(None, "Time limit; rates fall accordingly.")
+    batch: int = setting(16, "Windows per step, of all processes; default: 16.", least=1)
+    context: int | None = setting(None, "Tokens per window; default: the model's context, at most 256.", least=1)
+    accumulate: int = setting(1, "Compute a batch in this number of parts; default: 1.", least=1)
+    rate: float | None = setting(
+        None, "Peak learning rate of AdamW; default: 0.002 for random weights, 0.0001 for a checkpoint."
+    )
+    warmup: int | None = setting(
+        None, "Steps of its linear rise; default: a tenth, at most 100; with --minutes 3 % of the time.", least=0
+    )
+    schedule: str = setting(
+        "cosine",
+        "Fall to a tenth along a cosine (default), to 0 in the last fifth, or not at all.",
+        choices=("cosine", "wsd", "constant"),
+    )
+    decay: float = setting(
+        0.1, "Weight decay of matrices and tables, not of norms, biases and recurrences; default: 0.1.", least=0
+    )
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
+    clip: float = setting(1.0, "The largest norm of the gradient; default: 1.")
+    init: str | None = setting(
+        None,
+        "Scheme of the initial weights, as in `weft.initialize`; mup also scales the rates. Default: the "
+        "architecture's own.",
+        choices=("plain", "depth", "fan-in", "mup"),
+    )
+    width: int = setting(256, "The width at which mup's rates were tuned; default: 256.", least=1)
+    lora: int | None = setting(
+        None,
+        "Train matrices of this rank, added to linear weights, instead of the weights; also write them for PEFT.",
+        least=1,
+    )
+    validate_every: int | None = setting(
+        None, "Steps between validations, with a checkpoint each; default: a tenth of the run.", least=1
+    )
+    bf16: bool = setting(False, "Matrix products in bf16.")
+    checkpointing: bool = setting(False, "Compute activations again in the backward pass: less memory.")
+    compiled: bool = setting(False, "Compile the module with torch.compile.")
+    seed: int = setting(0, "Of the initial weights and the order of the text; default: 0.", least=0)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulate", "validate_every", "tokens", "context", "width", "lora"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise WeftError(f"{name} is {number}, but it must be at least 1")
-        for name in ("rate", "clip", "minutes"):
-            if (number := getattr(self, name)) is not None and not 0 < number < float("inf"):
-                raise WeftError(f"{name} is {number}, but it must be a positive number")
-        for name in ("decay", "warmup", "seed"):
-            if (number := getattr(self, name)) is not None and not 0 <= number < float("inf"):
-                raise WeftError(f"{name} is {number}, but it must be at least 0")
-        for name, names in (("schedule", SCHEDULES), ("init", (None, *SCHEMES))):
-            if getattr(self, name) not in names:
-                raise WeftError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(map(str, names))}")
+        for field in dataclasses.fields(self):
+            value, least = getattr(self, field.name), field.metadata.get("least")
+            if choices := field.metadata.get("choices"):
+                if value not in (field.default, *choices):
+                    raise WeftError(f"unknown {field.name} {value!r}; known are {', '.join(choices)}")
+            elif "least" in field.metadata and value is not None and not isinstance(value, bool):
+                is_low = value <= 0 if least is None else value < least
+                if is_low or not value < float("inf"):
+                    rule = "a positive number" if least is None else f"at least {least}"
+                    raise WeftError(f"{field.name} is {value}, but it must be {rule}")
         if self.batch % self.accumulate:
             raise WeftError(f"a batch of {self.batch} windows cannot be computed in {self.accumulate} equal parts")
 
@@ -126,3 +137,36 @@ class TrainingSettings:
             return cls(**{**values, "betas": tuple(values["betas"])})
         except TypeError as e:
             raise WeftError(f"{name} has invalid settings ({e})") from e
+
+
+@dataclass(frozen=True)
+class DistilSettings(TrainingSettings):
+    """Settings of `weft.distil`.
+
+    train: groups of parameters that train: ``scales`` (of quantized weights), ``codes`` (and their scales), ``norms``,
+    ``biases``, ``changed`` (sublayers with a weight that is not the original's), ``all``, patterns of names such as
+    ``layers.*.attn.*``, and ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms
+    and biases of a quantized model; else changed, or all if no weight has changed.
+    """
+
+    batch: int = setting(8, "Windows per step, of all processes; default: 8.", least=1)
+    rate: float | None = setting(
+        None, "Peak learning rate of AdamW, relative to the root mean square of each parameter; default: 0.005."
+    )
+    decay: float = setting(0.0, "Weight decay of matrices and tables; default: 0.", least=0)
+    train: tuple[str, ...] | None = None
+    rank: int = setting(8, "Rank of the matrices of lora; default: 8.", least=1)
+    layers: float | None = setting(
+        None, "Share of the run that trains each layer alone; default: 0.2, 0 for scales.", least=0
+    )
+    labels: float = setting(0.0, "Weight of the cross-entropy with the text itself; default: 0.", least=0)
+    hidden: float = setting(0.0, "Weight of the error of the residual stream after each layer; default: 0.", least=0)
+    top: int = setting(64, "Stored tokens of the original per position; default: 64; 0: all.", least=0)
+    samples: int = setting(0, "Additional tokens that the original samples; default: 0.", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if named := [name for name in UNUSED if getattr(self, name)]:
+            raise WeftError(f"{named[0]} is a setting of weft.train, and has no effect on a distillation: leave it out")
+        if (self.layers or 0) >= 1:
+            raise WeftError(f"layers is {self.layers}, but it is a share of the run, below 1")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 
 import weft
-from weft import Attention, Block, Decoder, GatedMLP, LearnedPositions, RMSNorm, TrainingSettings
+from weft import Attention, Block, Decoder, DistilSettings, GatedMLP, LearnedPositions, RMSNorm, TrainingSettings
+from weft.frontends.app.api.initialization import SCHEMES
 from weft.ir.errors import WeftError
 
 MODEL = weft.load_source(
@@ -30,6 +31,18 @@ MODEL = weft.load_source(
 def test_impossible_values_are_refused(values: dict[str, float], message: str) -> None:
     with pytest.raises(WeftError, match=message):
         TrainingSettings(**values)  # type: ignore[arg-type]
+
+
+def test_settings_of_training_that_distillation_has_not_are_refused() -> None:
+    with pytest.raises(WeftError, match=r"lora is a setting of weft\.train, and has no effect on a distillation"):
+        DistilSettings(lora=2)
+    with pytest.raises(WeftError, match="layers is 1, but it is a share of the run"):
+        DistilSettings(layers=1)
+
+
+def test_initialization_has_the_schemes_that_settings_name() -> None:
+    (init,) = (field for field in fields(TrainingSettings) if field.name == "init")
+    assert init.metadata["choices"] == SCHEMES
 
 
 def test_values_that_depend_on_the_model_are_filled_in() -> None:
