@@ -94,6 +94,14 @@ def test_docstring_has_summary_condition_source_and_example() -> None:
         "graph g {\n  input %x: f32[3]\n\n  output y = %x\n}\n",
     )
     assert read_docstring("Only this.") == Documentation("Only this.")
+    shared = read_docstring("Fold it.\n\nExample fold{untie=true}, on the graph of pack-qkv.")
+    assert shared == Documentation("Fold it.", pipeline="fold{untie=true}", graph="pack-qkv")
+
+
+def test_example_of_a_pass_may_have_the_graph_of_another() -> None:
+    dilate, window = (lookup(name).documentation() for name in ("dilate", "sliding-window"))
+    assert dilate.graph == window.graph and dilate.graph.startswith("graph example {")
+    assert dilate.pipeline == "dilate{size=2, stride=3}"
 
 
 def test_repeated_paragraph_is_refused() -> None:
