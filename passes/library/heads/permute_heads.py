@@ -32,7 +32,21 @@ class PermuteHeads(Pass):
 
     Source: Vaswani 2017, Attention Is All You Need; addition commutes.
 
-    Example permute-heads{order=[1, 0]}, on the graph of mha-to-gqa.
+    Example permute-heads{order=[3, 2, 0, 1]}::
+
+        graph example {
+          input %x: f32[batch, seq, 5]
+          param %q.weight: f32[8, 5] = normal([8, 5], std=1.0, stream="q")
+          param %k.weight: f32[4, 5] = normal([4, 5], std=1.0, stream="k")
+          param %v.weight: f32[6, 5] = normal([6, 5], std=1.0, stream="v")
+          param %o.weight: f32[5, 12] = normal([5, 12], std=1.0, stream="o")
+          %q: f32[batch, seq, 8] = linear(%x, %q.weight)
+          %k: f32[batch, seq, 4] = linear(%x, %k.weight)
+          %v: f32[batch, seq, 6] = linear(%x, %v.weight)
+          %y: f32[batch, seq, 12] = attention(%q, %k, %v, heads=4, kv_heads=2, causal=true)
+          %o: f32[batch, seq, 5] = linear(%y, %o.weight)
+          output o = %o
+        }
     """
 
     name = "permute-heads"
