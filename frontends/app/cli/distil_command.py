@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="Parameters to train: scales, codes, norms, biases, changed, all, lora, or a pattern like 'layers.*.attn.*'; "
     "may be repeated. Default: scales, norms and biases of a quantized model, else changed.",
 )
-@settings_options(DistilSettings, *UNUSED, "width")
+@settings_options(DistilSettings, *UNUSED)
 @default_option("--every", 50, "Steps from one printed line to the next.", type=click.IntRange(1))
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard's event files.")
 @device_option

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Passes that change the form of a graph, not the function of its source.
 FORM_PASSES = {"cast", "concat-caches", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
-_TAKE_COMPILED = "`weft run`, `eval`, `viz`, `verify` and `bisect` take the folder without its source"
+_TAKE_COMPILED = "`weft run`, `serve` and `eval` take the folder without its source"
 
 
 def load_source(
@@ -134,9 +134,12 @@ def _load_folder(spec: str, path: Path) -> Model:
                 f"{path} is compiled from {code}, which is code: name this file to run it. {_TAKE_COMPILED}"
             )
         try:
-            return load_compiled(path, manifest)[0]
+            model, check = load_compiled(path, manifest)
         except WeftError as error:
             raise WeftError(f"{error}. {_TAKE_COMPILED}") from error
+        if check is not None and not check.passed:
+            raise WeftError(f"the weights in {path} are not those of its source ({check.wrong}): compile it again")
+        return model
     return load_with_adapters(spec)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ....model import Model
 
 
-UNUSED = ("init", "lora", "compiled", "checkpointing")  # by distillation
+UNUSED = ("init", "width", "lora", "compiled", "checkpointing")  # by distillation
 
 
 def setting(default: Any, help: str, *, least: int | None = None, choices: tuple[str, ...] = ()) -> Any:
@@ -166,7 +166,8 @@ class DistilSettings(TrainingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if named := [name for name in UNUSED if getattr(self, name)]:
-            raise WeftError(f"{named[0]} is a setting of weft.train, and has no effect on a distillation: leave it out")
+        given = [f.name for f in dataclasses.fields(self) if f.name in UNUSED and getattr(self, f.name) != f.default]
+        if given:
+            raise WeftError(f"{given[0]} is a setting of weft.train, and has no effect on a distillation: leave it out")
         if (self.layers or 0) >= 1:
             raise WeftError(f"layers is {self.layers}, but it is a share of the run, below 1")

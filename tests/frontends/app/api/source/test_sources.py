@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from weft.frontends import load_source
 from weft.frontends.app.api.compile import compile
@@ -165,6 +166,18 @@ def test_compiled_folder_is_its_source_after_the_passes_that_change_outputs(
     assert model.pipeline == passes and model.files == expected.files
     (source / "model.safetensors").unlink()
     with pytest.raises(WeftError, match=r"out was compiled from .*llama.*\. `weft run`, .* without its source"):
+        load_source(tmp_path / "out")
+
+
+def test_compiled_folder_with_other_codes_than_its_source_is_refused(tmp_path: Path) -> None:
+    source = write_llama(tmp_path / "llama", 0)
+    compile(source, tmp_path / "out", target="torch", weights="int8{method=rtn}", max_length=8)
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    tensors = load_file(file)
+    key = next(key for key, array in tensors.items() if array.dtype.kind in "iu")
+    tensors[key].reshape(-1)[0] ^= 1
+    save_file(tensors, file)
+    with pytest.raises(WeftError, match=r"the weights in .*out are not those of its source \(.* differs from its"):
         load_source(tmp_path / "out")
 
 
