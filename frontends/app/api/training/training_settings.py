@@ -166,8 +166,8 @@ class DistilSettings(TrainingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        changed = [f.name for f in dataclasses.fields(self) if f.name in UNUSED and getattr(self, f.name) != f.default]
-        if changed:
-            raise WeftError(f"{changed[0]} is a setting of weft.train, and has no effect on a distillation: leave it out")
+        refused = [f.name for f in dataclasses.fields(self) if f.name in UNUSED and getattr(self, f.name) != f.default]
+        if refused:
+            raise WeftError(f"{refused[0]} is a setting of weft.train, without effect on a distillation: leave it out")
         if (self.layers or 0) >= 1:
             raise WeftError(f"layers is {self.layers}, but it is a share of the run, below 1")

@@ -34,7 +34,7 @@ def test_impossible_values_are_refused(values: dict[str, float], message: str) -
 
 
 def test_settings_of_training_that_distillation_has_not_are_refused() -> None:
-    with pytest.raises(WeftError, match=r"lora is a setting of weft\.train, and has no effect on a distillation"):
+    with pytest.raises(WeftError, match=r"lora is a setting of weft\.train, without effect on a distillation"):
         DistilSettings(lora=2)
     with pytest.raises(WeftError, match="width is a setting"):
         DistilSettings(width=64)
