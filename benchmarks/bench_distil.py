@@ -162,7 +162,6 @@ def measure(name: str, args: argparse.Namespace, work: Path, text: Path) -> dict
         batch=2048 // context,
         context=context,
         bf16=True,
-        train=("codes", "norms") if "int" in name and "windows" not in name else None,
     )
     load, start = os.getloadavg()[0], time.perf_counter()
     run = weft.distil(

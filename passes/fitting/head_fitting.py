@@ -109,7 +109,8 @@ class Fitter:
             rows = np.concatenate(np.repeat(maps[role], heads // kv_heads, 0))
             fit.linears[role] = self._put(f"{node.output.name}.{role}.weight", rows, k.linear), None
         for role, branch in {"q": q, "q_rope": q, "k_rope": k, "latent": k if k.bias is not None else v}.items():
-            fit.linears[role] = self._store_maps(node, branch, role, maps[role])
+            if maps[role].size:
+                fit.linears[role] = self._store_maps(node, branch, role, maps[role])
         return fit
 
     def refit_output(self, old_node: Node, node: Node, fit: Fit) -> None:

@@ -1,7 +1,7 @@
 """A student: a graph as a module of which chosen parameters train, and its graph with their trained values.
 
-Of quantized weights the scales train, and optionally the integer codes (quantization-aware training). Float parameters
-train directly, or as the sum of the fixed weight and a product of low rank (LoRA).
+Of quantized weights the scales train. Float parameters train directly, or as the sum of the fixed weight and a product
+of low rank (LoRA).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Dequantize, Stored, find_block_layout
 from weft.ir.recipes.readers import Array, SpilledTensors, TensorReader
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import BlockLayout, pack_codes, unpack_codes
+from weft.ir.types.block_layouts import BlockLayout, unpack_codes
 from weft.ir.types.dtypes import DType
 
 from ...block_weights import is_quantized
@@ -30,7 +30,6 @@ from ...target import MODEL
 from ..lower.lower import lower
 from ..package.module import build_module
 
-LARGE = 3.0  # gradients of codes that move them, relative to the root mean square of the tensor's
 # op: its trained operands. Biases of routers are excluded: they would change the choice of experts.
 TRAINED_OPERANDS = {
     ops.rms_norm: ("weight",),
@@ -102,53 +101,6 @@ class _EvaluatingReader:
         return self.recipes[key].read(self.base, start, stop)
 
 
-class _LargeGradients(torch.autograd.Function):
-    """The identity, whose gradient is set to 0 where it is less than `LARGE` times its root mean square."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (gradient,) = grads
-        return gradient * (gradient.abs() >= LARGE * gradient.square().mean().sqrt())
-
-
-_drop_small_gradients: Callable[[Tensor], Tensor] = _LargeGradients.apply  # torch gives it no types
-
-
-class TrainedCodes(nn.Module):
-    """A torch parametrization of a weight [..., out, width] by its codes as floats [..., out, groups, group]: it is
-    round(codes) · scales · (1 + change), cut to `width` columns.
-
-    Rounding has the gradient 1 (straight-through; Bengio 2013, arXiv 1308.3432), and codes are clipped to the range of
-    their dtype. Only codes with large gradients move: all together they would cross the borders of rounding in the same
-    step, which no gradient of single codes foresees (Malinovskii 2024, PV-Tuning, arXiv 2405.14852).
-    """
-
-    scales: Tensor
-    zeros: Tensor
-
-    def __init__(self, scales: Tensor, zeros: Tensor, bits: int, width: int) -> None:
-        """zeros: the codes [..., out, groups] or [] that represent 0, which are subtracted from the stored codes."""
-        super().__init__()
-        self.register_buffer("scales", scales)
-        self.register_buffer("zeros", zeros)
-        self.most, self.width = (1 << bits) - 1, width
-        self.change = nn.Parameter(torch.zeros_like(scales))
-
-    def round(self, codes: Tensor) -> Tensor:
-        """Return `codes` rounded and clipped, with the gradient of the clipping alone."""
-        low = -self.zeros[..., None] if self.zeros.ndim else -self.zeros
-        clipped = codes.clamp(low, low + self.most)
-        return clipped + (clipped.round() - clipped).detach()
-
-    def forward(self, codes: Tensor) -> Tensor:
-        scales = self.scales * (1 + self.change)
-        return (self.round(_drop_small_gradients(codes)) * scales[..., None]).flatten(-2)[..., : self.width]
-
-
 class LowRank(nn.Module):
     """A torch parametrization of a fixed weight [..., out, in] by an added product of matrices [..., out, rank] and
     [..., rank, in], which is 0 at first (LoRA; Hu 2021, arXiv 2106.09685)."""
@@ -167,16 +119,14 @@ class LowRank(nn.Module):
 
 @dataclass(frozen=True)
 class ParameterChoice:
-    """The names of parameters that train: of quantized ones the scales, or the codes and scales; others directly or by
-    matrices of low rank."""
+    """The names of parameters that train: of quantized ones the scales, others directly or by matrices of low rank."""
 
     scales: frozenset[str] = frozenset()
-    codes: frozenset[str] = frozenset()
     direct: frozenset[str] = frozenset()
     low_rank: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.scales or self.codes or self.direct or self.low_rank)
+        return bool(self.scales or self.direct or self.low_rank)
 
 
 @dataclass
@@ -214,40 +164,37 @@ class Student:
         """Yield the names of the trainable relative changes of scales."""
         for path in set(self.quantized.values()):
             home, _, attribute = path.rpartition(".")
-            prefix = f"{home}.parametrizations.{attribute}"
-            weight = self._find_parametrization(path)
-            yield f"{prefix}.original" if isinstance(weight, ScaledCodes) else f"{prefix}.0.change"
-
-    def _find_parametrization(self, path: str) -> Any:
-        """Return the parametrization of the weight at `path` of the module, or None."""
-        home, _, attribute = path.rpartition(".")
-        place: Any = self.module.get_submodule(home)
-        return place.parametrizations[attribute][0] if parametrize.is_parametrized(place, attribute) else None
+            yield f"{home}.parametrizations.{attribute}.original"
 
     def list_products(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the matrices (up, down) that are added to each weight of low rank, by its name in the graph."""
-        parts = {name: self._find_parametrization(path) for name, path in self.floats.items()}
-        return {name: (p.up.detach(), p.down.detach()) for name, p in parts.items() if p is not None}
+        products: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, path in self.floats.items():
+            home, _, attribute = path.rpartition(".")
+            place: Any = self.module.get_submodule(home)
+            if parametrize.is_parametrized(place, attribute):
+                part = place.parametrizations[attribute][0]
+                products[name] = part.up.detach(), part.down.detach()
+        return products
 
     @torch.no_grad()
     def build_graph(self) -> Graph:
-        """Return a copy of the graph with the trained values: scales in their stored dtype, codes rounded, products of
-        low rank added. Zero points are unchanged."""
+        """Return a copy of the graph with the trained values: scales in their stored dtype, products of low rank added.
+        Codes and zero points are unchanged."""
         reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
         for name, path in self.quantized.items():
             recipe = self.graph.params[name].recipe
             layout = find_block_layout(recipe, self.graph.reader)
             assert isinstance(layout, BlockLayout)
-            codes, scales = self._read_codes(path, layout)
-            stored: dict[str, Recipe] = {"codes": Stored(recipe, "packed")}
-            for part, values in (("codes", codes), ("scales", scales)):
-                if values is not None:
-                    key = reader.unique_key(f"{name}.{part}")
-                    reader.put(key, values)
-                    stored[part] = Source(key)
+            home, _, attribute = path.rpartition(".")
+            place: Any = self.module.get_submodule(home)
+            weight = place.parametrizations[attribute]
+            scales = (weight[0].scales * (1 + weight.original)).cpu().numpy()
+            most, key = np.finfo(layout.scale.numpy).max, reader.unique_key(f"{name}.scales")
+            reader.put(key, np.clip(scales, -most, most).astype(layout.scale.numpy))
             recipes[name] = Dequantize(
-                stored["codes"],
-                stored["scales"],
+                Stored(recipe, "packed"),
+                Source(key),
                 Stored(recipe, "points") if layout.has_zeros else None,
                 width=int(self.graph.params[name].shape[-1]),
                 bits=layout.bits,
@@ -265,24 +212,6 @@ class Student:
         graph = self.graph.clone(recipes)
         graph.reader = reader
         return graph
-
-    def _read_codes(self, path: str, layout: BlockLayout) -> tuple[Array | None, Array]:
-        """Return (packed codes, None if they did not train; scales in their stored dtype) of the weight at `path`."""
-        weight = self._find_parametrization(path)
-        home, _, attribute = path.rpartition(".")
-        place: Any = self.module.get_submodule(home)
-        trained = place.parametrizations[attribute].original
-        if isinstance(weight, ScaledCodes):
-            return None, _cast_scales(weight.scales * (1 + trained), layout)
-        zeros = weight.zeros[..., None] if weight.zeros.ndim else weight.zeros
-        codes = (weight.round(trained) + zeros).flatten(-2).cpu().numpy().astype(np.uint8)
-        return pack_codes(codes, layout.bits), _cast_scales(weight.scales * (1 + weight.change), layout)
-
-
-def _cast_scales(scales: Tensor, layout: BlockLayout) -> Array:
-    """Return `scales` clipped and cast to the dtype in which `layout` stores them."""
-    most = np.finfo(layout.scale.numpy).max
-    return np.asarray(np.clip(scales.cpu().numpy(), -most, most).astype(layout.scale.numpy))
 
 
 def find_scaled_params(graph: Graph) -> list[str]:
@@ -351,8 +280,8 @@ def open_student(
             continue
         names, (home, _, attribute) = floats.names_by_key[param.recipe.key], path.rpartition(".")
         place = module.get_submodule(home)
-        if not (choice.scales | choice.codes).isdisjoint(names):
-            _parametrize(place, attribute, graph.params[names[0]], not choice.codes.isdisjoint(names))
+        if not choice.scales.isdisjoint(names):
+            _parametrize(place, attribute, graph.params[names[0]])
             student.quantized.update((name, path) for name in names)
         elif not choice.low_rank.isdisjoint(names):
             parametrize.register_parametrization(place, attribute, LowRank(getattr(place, attribute), rank))
@@ -363,9 +292,8 @@ def open_student(
     return student
 
 
-def _parametrize(home: nn.Module, attribute: str, param: Param, with_codes: bool) -> None:
-    """Replace the weight `attribute` of the module `home` by a parametrization with the codes and scales of `param`.
-    Its scales train, and its codes if `with_codes`."""
+def _parametrize(home: nn.Module, attribute: str, param: Param) -> None:
+    """Replace the weight `attribute` of the module `home` by a parametrization with the codes and scales of `param`."""
     recipe, reader = param.recipe, param.graph.reader
     layout = find_block_layout(recipe, reader)
     assert isinstance(layout, BlockLayout)
@@ -377,13 +305,9 @@ def _parametrize(home: nn.Module, attribute: str, param: Param, with_codes: bool
         zeros = unpack_codes(Stored(recipe, "points").evaluate(reader), layout.bits, groups).astype(np.int16)
     centred = codes.reshape(*scales.shape, layout.group).astype(np.int16) - (zeros[..., None] if zeros.ndim else zeros)
     steps, width = torch.from_numpy(np.array(scales, np.float32)).to(device), int(param.shape[-1])
+    if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
+        centred = centred.astype(np.int8)
     delattr(home, attribute)
-    if with_codes:
-        setattr(home, attribute, nn.Parameter(torch.from_numpy(centred.astype(np.float32)).to(device)))
-        weight: nn.Module = TrainedCodes(steps, torch.from_numpy(zeros.astype(np.float32)), layout.bits, width)
-    else:
-        if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
-            centred = centred.astype(np.int8)
-        setattr(home, attribute, nn.Parameter(torch.zeros(scales.shape, device=device)))
-        weight = ScaledCodes(torch.from_numpy(centred), steps, width)
-    parametrize.register_parametrization(home, attribute, weight.to(device), unsafe=True)
+    setattr(home, attribute, nn.Parameter(torch.zeros(scales.shape, device=device)))
+    weight = ScaledCodes(torch.from_numpy(centred), steps, width).to(device)
+    parametrize.register_parametrization(home, attribute, weight, unsafe=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -60,7 +61,10 @@ def open_accelerator(device: str, bf16: bool, accumulate: int = 1) -> Accelerato
     # Accelerate has one state per process, which does not change: an earlier run here may have had another.
     AcceleratorState._reset_state(reset_partial_state=True)
     precision = "bf16" if bf16 else "no"
-    return Accelerator(cpu=device == "cpu", mixed_precision=precision, gradient_accumulation_steps=accumulate)
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision, gradient_accumulation_steps=accumulate)
+    if accelerator.num_processes > 1:
+        atexit.register(accelerator.state.destroy_process_group)  # whose threads may abort the process otherwise
+    return accelerator
 
 
 class Trainer:

@@ -10,7 +10,7 @@ import click
 
 from ..api.training.training_settings import TrainingSettings
 from .completion import complete_sources
-from .options import default_option, device_option, settings_options
+from .options import default_option, device_option, settings_options, take_settings
 from .terminal import echo, format_bytes, format_count, format_json, print_note, print_table, show_progress
 from .train_command import TEXT_OPTIONS, add_options
 
@@ -32,19 +32,7 @@ if TYPE_CHECKING:
 @device_option
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
 def compare_command(
-    sources: tuple[str, ...],
-    text: tuple[str, ...],
-    field: str,
-    tokenizer: str | None,
-    validation: str | None,
-    flops: float | None,
-    seeds: int,
-    match_parameters: bool,
-    plot: str | None,
-    theme: str,
-    device: str,
-    wants_json: bool,
-    **settings: Any,
+    sources: tuple[str, ...], text: tuple[str, ...], plot: str | None, theme: str, wants_json: bool, **options: Any
 ) -> None:
     """Train each SOURCE, an architecture, on the same text with the same settings; print the loss on held-out text.
 
@@ -65,7 +53,7 @@ def compare_command(
         raise click.UsageError("a comparison needs a text to train on: --text FILE")
     if plot is not None:
         check_chart(Path(plot))
-    chosen = {name: value for name, value in settings.items() if value is not None}
+    settings = TrainingSettings(**take_settings(TrainingSettings, options))
     with show_progress("opening", "steps") as step:
 
         def report(name: str, seed: int, done: float, point: Point) -> None:
@@ -73,20 +61,7 @@ def compare_command(
             if done >= 1 and not wants_json:
                 echo(f"{name}  seed {seed}  {point.tokens:,} tokens  loss {point.loss:.4f}")
 
-        variants = compare(
-            sources,
-            text,
-            TrainingSettings(**chosen),
-            flops=flops,
-            seeds=seeds,
-            match_parameters=match_parameters,
-            tokenizer=tokenizer,
-            validation=validation,
-            field=field,
-            device=device,
-            report=report,
-            progress=step,
-        )
+        variants = compare(sources, text, settings, report=report, progress=step, **options)
     if plot is not None:
         draw_comparison(variants, Path(plot), theme == "dark")
         print_note(f"{plot} written")

@@ -9,7 +9,7 @@ import click
 
 from ..api.training.training_settings import UNUSED, DistilSettings
 from .completion import complete_sources
-from .options import default_option, device_option, settings_options
+from .options import default_option, device_option, settings_options, take_settings
 from .terminal import show_progress
 from .train_command import print_run, print_state
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     "--train",
     multiple=True,
     metavar="GROUP",
-    help="Parameters to train: scales, codes, norms, biases, changed, all, lora, or a pattern like 'layers.*.attn.*'; "
-    "may be repeated. Default: scales, norms and biases of a quantized model, else changed.",
+    help="Parameters to train: scales, norms, biases, changed, all, lora, or a pattern like 'layers.*.attn.*'; may "
+    "be repeated. Default: scales, norms and biases of a quantized model, else changed.",
 )
 @settings_options(DistilSettings, *UNUSED)
 @default_option("--every", 50, "Steps from one printed line to the next.", type=click.IntRange(1))
@@ -43,18 +43,7 @@ if TYPE_CHECKING:
 @device_option
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
 def distil_command(
-    model: str,
-    against: str,
-    text: tuple[str, ...],
-    field: str,
-    out: str | None,
-    resume: str | None,
-    train: tuple[str, ...],
-    every: int,
-    tensorboard: bool,
-    device: str,
-    wants_json: bool,
-    **settings: Any,
+    model: str, out: str | None, resume: str | None, every: int, wants_json: bool, **options: Any
 ) -> None:
     """Train MODEL, a rewritten decoder, to predict the next token as its original does (distillation).
 
@@ -73,9 +62,7 @@ def distil_command(
     folder = out if resume is None else resume
     if folder is None or (out is not None and resume is not None):
         raise click.UsageError("distil needs either -o FOLDER or --resume FOLDER")
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    if train:
-        chosen["train"] = train
+    settings = DistilSettings(**take_settings(DistilSettings, options))
     with show_progress("opening", "steps") as step:
 
         def report(state: RunState) -> None:
@@ -83,18 +70,6 @@ def distil_command(
             if not wants_json and (state.number % every == 0 or state.validation is not None):
                 print_state(state)
 
-        run = distil(
-            model,
-            folder,
-            DistilSettings(**chosen),
-            against=against,
-            text=text,
-            field=field,
-            device=device,
-            tensorboard=tensorboard,
-            resumes=resume is not None,
-            report=report,
-            progress=step,
-        )
+        run = distil(model, folder, settings, resumes=resume is not None, report=report, progress=step, **options)
     if os.environ.get("RANK", "0") == "0":
         print_run(run, wants_json, "KL divergence from the original")

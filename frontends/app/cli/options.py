@@ -48,6 +48,12 @@ def settings_options(settings: type[Any], *without: str) -> Callable[[T], T]:
     return add
 
 
+def take_settings(settings: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the fields of `settings` from `options`; return those that were given."""
+    taken = {field.name: options.pop(field.name, None) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in taken.items() if value not in (None, ())}
+
+
 def target_option(help: str, **more: Any) -> Callable[[T], T]:
     """Return the decorator that adds the option of a target; {targets} in `help` becomes the list of targets."""
     return click.option("--target", cls=TargetOption, shell_complete=complete_targets, help=help, **more)

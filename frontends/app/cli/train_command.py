@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 
 from ..api.training.training_settings import TrainingSettings
 from .completion import complete_sources
-from .options import T, default_option, device_option, settings_options
+from .options import T, default_option, device_option, settings_options, take_settings
 from .terminal import echo, format_duration, format_json, show_progress
 
 if TYPE_CHECKING:
@@ -71,13 +71,7 @@ def train_command(
     resume: str | None,
     every: int,
     wants_json: bool,
-    field: str,
-    tokenizer: str | None,
-    validation: str | None,
-    save_as: str | None,
-    device: str,
-    tensorboard: bool,
-    **settings: Any,
+    **options: Any,
 ) -> None:
     """Train SOURCE, a decoder, to predict the next token of a text.
 
@@ -94,8 +88,7 @@ def train_command(
     """
     from ..api.training import train as training
 
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    common: dict[str, Any] = {"save_as": save_as, "device": device, "tensorboard": tensorboard}
+    chosen = take_settings(TrainingSettings, options)
     with show_progress("opening", "steps") as step:
 
         def report(state: RunState) -> None:
@@ -104,26 +97,18 @@ def train_command(
                 print_state(state)
 
         if resume is not None:
-            if out is not None or text or tokenizer or validation or chosen.keys() - {"steps"}:
+            options.pop("field")
+            first = (out, *text, options.pop("tokenizer"), options.pop("validation"), *(chosen.keys() - {"steps"}))
+            if any(first):
                 raise WeftError(
                     "a resumed run has its text and settings: give --resume only SOURCE, --steps and --device"
                 )
-            run = training.resume(resume, source, steps=chosen.get("steps"), report=report, progress=step, **common)
+            run = training.resume(resume, source, steps=chosen.get("steps"), report=report, progress=step, **options)
         else:
             if source is None or not text or out is None:
                 raise click.UsageError("training needs SOURCE, --text TEXT and -o FOLDER, or --resume FOLDER")
-            run = training.train(
-                source,
-                text,
-                out,
-                TrainingSettings(**chosen),
-                tokenizer=tokenizer,
-                validation=validation,
-                field=field,
-                report=report,
-                progress=step,
-                **common,
-            )
+            settings = TrainingSettings(**chosen)
+            run = training.train(source, text, out, settings, report=report, progress=step, **options)
     if os.environ.get("RANK", "0") != "0":
         return  # one of the processes that torchrun started prints the result
     print_run(run, wants_json)

@@ -6,21 +6,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret, ops
-from weft.ir.ops.latent import emit_expanded
-from weft.ir.recipes import Concat, Full, Slice, Take
-from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir import Graph, Node, Param, WeftError, interpret, ops
+from weft.ir.recipes import Concat, Full, Slice
 from weft.ir.recipes.readers import Array
 
 from ... import Pass, Trace
 from ...analysis.layers import refuse_caches
-from ...analysis.projections import Branch, find_branch, unpack_branch
+from ...analysis.projections import Branch, find_branch
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
 from ..heads.head_groups import equalize_heads
-from .latent_attention import FORM_ATTRS
+from .latent_attention import attend_to_latent
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class CompressToMla(Pass):
                 pairs = _choose_pairs(node, self.rotary)
                 fit = fitter.fit_latent(node, self.rank, pairs)
                 if isinstance(fit, Fit):
-                    fitter.refit_output(node, _replace_attention(node, fit, pairs), fit)
+                    fitter.refit_output(node, attend_to_latent(node, fit.linears, pairs.tolist()), fit)
                 reason = fit if isinstance(fit, str) else None
             trace.record_result(self.name, name, reason)
 
@@ -153,57 +150,3 @@ def _choose_pairs(node: Node, rotary: int) -> Array:
     falling = -np.arange(frequencies.width)
     values = frequencies.recipe.evaluate(node.graph.reader) if isinstance(frequencies, Param) else falling
     return np.sort(np.argsort(-values, kind="stable")[: rotary // 2])
-
-
-def _replace_attention(node: Node, fit: Fit, pairs: Array) -> Node:
-    """Replace the attention `node` by latent attention with the linears of `fit`; return its node."""
-    graph, (q, k) = node.graph, (unpack_branch(node, role) for role in "qk")
-    attrs = {name: value for name, value in node.attrs.items() if name not in FORM_ATTRS}
-
-    def derive(name: str, old: Param, recipe: Recipe) -> Param:
-        return derive_param(old, recipe, recipe.shape(graph.reader), add_scope(graph, name))
-
-    def emit_linear(branch: Branch, role: str) -> Value:
-        weight, bias = fit.linears[role]
-        bias_param = None if bias is None else derive(f"{role}.bias", branch.bias or branch.weight, bias)
-        return ops.linear(
-            branch.linear.inputs[0], derive(f"{role}.weight", branch.weight, weight), bias_param, name=role
-        )
-
-    def emit_rotated(branch: Branch, role: str) -> Value | None:
-        if branch.rope is None or not len(pairs):
-            return None
-        x, (at, frequencies) = emit_linear(branch, role), branch.rope.inputs[1:]
-        assert frequencies is not None
-        if isinstance(frequencies, Param):
-            frequencies = derive_param(frequencies, _select_frequencies(frequencies.recipe, pairs), (len(pairs),))
-        else:
-            frequencies = ops.slice_(frequencies, axis=0, start=0, stop=len(pairs))
-        return ops.rope(x, at, frequencies, **{**branch.rope.attrs, "heads": x.width // (2 * len(pairs))})
-
-    with graph.inserting(before=node):
-        plain, rotated, keys, latent = (
-            emit_linear(q, "q"),
-            emit_rotated(q, "q_rope"),
-            emit_rotated(k, "k_rope"),
-            emit_linear(k, "latent"),
-        )
-        ups = (derive(f"{role}.weight", k.weight, fit.linears[role][0]) for role in ("k_up", "v_up"))
-        y = emit_expanded(plain, rotated, latent, keys, *ups, *node.inputs[3:6], heads=node.attrs["heads"], **attrs)
-    old_nodes = backward_slice([node.output], (k.linear.inputs[0], q.linear.inputs[0], *node.inputs[3:6]))
-    replace_uses(node.output, y)
-    erase_unused(graph, old_nodes)
-    assert y.producer is not None
-    return y.producer
-
-
-def _select_frequencies(recipe: Recipe, pairs: Array) -> Recipe:
-    """Return the frequencies `pairs` of `recipe`; the first of plain frequencies are plain ones of another base."""
-    count = len(pairs)
-    if (
-        isinstance(recipe, RopeFrequencies)
-        and recipe == RopeFrequencies(recipe.dim, recipe.theta)
-        and pairs[-1] < count
-    ):
-        return RopeFrequencies(2 * count, recipe.theta ** (2 * count / recipe.dim))
-    return Take(recipe, tuple(pairs.tolist()))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Recipe, Value, ops
-from weft.ir.ops.latent import emit_expanded
+from weft.ir import Graph, Node, Recipe, ops
 from weft.ir.recipes import Concat, Full, Slice
 from weft.ir.recipes.matrices import Identity
 
 from ... import Pass, Trace
 from ...analysis.projections import Branch, slice_rows, unpack_branch
-from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses
 from ..heads.head_layout import HeadLayout, find_layouts
-from .latent_attention import FORM_ATTRS
+from .latent_attention import Linear, attend_to_latent
 
 
 @dataclass(frozen=True)
@@ -86,58 +84,35 @@ def _convert_attention(node: Node) -> str | None:
         return "its keys are rotated entirely, which leaves no features for a latent"
     q, k, v = (unpack_branch(node, role) for role in "qkv")
     plain_dim, dv, groups = d - rotary, v.start.width // kv_heads, [h * kv_heads // heads for h in range(heads)]
-    rank = kv_heads * (plain_dim + dv)
-    with node.graph.inserting(before=node):
-        plain_spans = [(g * d + rotary, (g + 1) * d) for g in range(kv_heads)]
-        latent = _cut_rows([(k, plain_spans), (v, [(0, kv_heads * dv)])], "latent")
-        up_k = _derive_copy_weight(k, rank, [(g * plain_dim, (g + 1) * plain_dim) for g in groups], "k_up")
-        k_rank = kv_heads * plain_dim
-        up_v = _derive_copy_weight(v, rank, [(k_rank + g * dv, k_rank + (g + 1) * dv) for g in groups], "v_up")
-        plain, q_rope, k_rope = node.required_operand("q"), None, None
-        if rotary:
-            plain = _cut_rows([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
-            q_rope = _emit_rope(q, [(h * d, h * d + rotary) for h in range(heads)], "q_rope")
-            k_rope = _emit_rope(k, [(0, rotary)], "k_rope")
-        attrs = {name: value for name, value in node.attrs.items() if name not in FORM_ATTRS}
-        y = emit_expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
-    old_nodes = backward_slice([node.output], (x, q.linear.inputs[0], *node.inputs[3:6]))
-    replace_uses(node.output, y)
-    erase_unused(node.graph, old_nodes)
+    k_rank, rank = kv_heads * plain_dim, kv_heads * (plain_dim + dv)
+    linears = {
+        "latent": _cut_rows((k, [(g * d + rotary, (g + 1) * d) for g in range(kv_heads)]), (v, [(0, kv_heads * dv)])),
+        "k_up": _copy_features(rank, [(g * plain_dim, (g + 1) * plain_dim) for g in groups]),
+        "v_up": _copy_features(rank, [(k_rank + g * dv, k_rank + (g + 1) * dv) for g in groups]),
+    }
+    if rotary:
+        linears["q"] = _cut_rows((q, [(h * d + rotary, (h + 1) * d) for h in range(heads)]))
+        linears["q_rope"] = _cut_rows((q, [(h * d, h * d + rotary) for h in range(heads)]))
+        linears["k_rope"] = _cut_rows((k, [(0, rotary)]))
+    attend_to_latent(node, linears)
     return None
 
 
 Spans = list[tuple[int, int]]  # rows, from the first to before the second
 
 
-def _cut_rows(parts: list[tuple[Branch, Spans]], name: str) -> Value:
-    """Emit one linear with the row spans of each branch's linear, in order; all read the same value. Return its output.
-    `name` is the scope-local name of the output and prefixes those of the parameters."""
-    (first, _), *_ = parts
-    graph = first.linear.graph
-    weights, biases, count = list[Recipe](), list[Recipe](), 0
+def _cut_rows(*parts: tuple[Branch, Spans]) -> Linear:
+    """Return the linear of the row spans of each branch's linear, in order."""
+    weights, biases = list[Recipe](), list[Recipe]()
     for branch, spans in parts:
+        reader, b = branch.linear.graph.reader, branch.bias
         for start, stop in spans:
-            count += stop - start
-            weights.append(slice_rows(branch.weight.recipe, start, stop, graph.reader))
-            b = branch.bias
-            biases.append(Full(0.0, (stop - start,)) if b is None else slice_rows(b.recipe, start, stop, graph.reader))
-    shape = count, int(first.weight.shape[1])
-    weight, bias = derive_param(first.weight, Concat(tuple(weights)), shape, add_scope(graph, f"{name}.weight")), None
-    bias_param = next((branch.bias for branch, _ in parts if branch.bias is not None), None)
-    if bias_param is not None:
-        bias = derive_param(bias_param, Concat(tuple(biases)), (count,), add_scope(graph, f"{name}.bias"))
-    return ops.linear(first.linear.inputs[0], weight, bias, name=name)
+            weights.append(slice_rows(branch.weight.recipe, start, stop, reader))
+            biases.append(Full(0.0, (stop - start,)) if b is None else slice_rows(b.recipe, start, stop, reader))
+    has_bias = any(branch.bias is not None for branch, _ in parts)
+    return Concat(tuple(weights)), Concat(tuple(biases)) if has_bias else None
 
 
-def _emit_rope(branch: Branch, spans: Spans, name: str) -> Value:
-    """Emit a linear with the rotary rows of `branch` (one span per head) and its RoPE; return the rotated value."""
-    rope = branch.rope
-    assert rope is not None
-    return ops.rope(_cut_rows([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)})
-
-
-def _derive_copy_weight(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
-    """Return a new weight [rows, rank] that selects the features `spans` of a latent with `rank` features."""
-    recipe = Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans))
-    shape = sum(stop - start for start, stop in spans), rank
-    return derive_param(branch.weight, recipe, shape, add_scope(branch.linear.graph, f"{name}.weight"))
+def _copy_features(rank: int, spans: Spans) -> Linear:
+    """Return the linear that selects the features `spans` of a latent with `rank` features."""
+    return Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans)), None

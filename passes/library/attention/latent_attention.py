@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.ops.latent import emit_absorbed, emit_expanded
+from weft.ir.recipes import Take
+from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.readers import Array
 
 from ... import Pass, Trace
 from ...analysis.index_tracking import trace_sources
-from ...analysis.projections import is_zero, slice_rows, split_linear
+from ...analysis.projections import Branch, is_zero, slice_rows, split_linear, unpack_branch
 from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses, require_param
 from ..heads.head_layout import take_rows
 
+Linear: TypeAlias = tuple[Recipe, Recipe | None]  # weight and bias
 FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
 
 
@@ -151,6 +156,60 @@ class MlaExpand(Pass):
         for node in graph.nodes:
             if node.op is ops.attention and node.operand("v") is None:
                 trace.record_result(self.name, node.output.name, _expand_attention(node))
+
+
+def attend_to_latent(node: Node, linears: Mapping[str, Linear], pairs: Sequence[int] | None = None) -> Node:
+    """Replace the attention `node` by latent attention in its expanded form; return the node of its result.
+
+    linears: of the queries the part without positions (q; without it, all features), the rotary part of queries and
+    keys (q_rope and k_rope; not without a RoPE), the latent, and k_up and v_up, which map it to all query heads.
+    pairs: the rotary pairs that these rotary parts have; None: all of them.
+    """
+    graph, (q, k) = node.graph, (unpack_branch(node, role) for role in "qk")
+    attrs = {name: value for name, value in node.attrs.items() if name not in FORM_ATTRS}
+
+    def derive(name: str, old: Param, recipe: Recipe) -> Param:
+        return derive_param(old, recipe, recipe.shape(graph.reader), add_scope(graph, name))
+
+    def emit_linear(branch: Branch, role: str) -> Value:
+        weight, bias = linears[role]
+        bias_param = None if bias is None else derive(f"{role}.bias", branch.bias or branch.weight, bias)
+        x = branch.linear.inputs[0]
+        return ops.linear(x, derive(f"{role}.weight", branch.weight, weight), bias_param, name=role)
+
+    def emit_rotated(branch: Branch, role: str) -> Value | None:
+        if role not in linears or branch.rope is None:
+            return None
+        x, (at, frequencies) = emit_linear(branch, role), branch.rope.inputs[1:]
+        assert frequencies is not None
+        if pairs is not None and isinstance(frequencies, Param):
+            frequencies = derive_param(frequencies, _select_frequencies(frequencies.recipe, pairs), (len(pairs),))
+        elif pairs is not None:
+            frequencies = ops.slice_(frequencies, axis=0, start=0, stop=len(pairs))
+        return ops.rope(x, at, frequencies, **{**branch.rope.attrs, "heads": x.width // (2 * frequencies.width)})
+
+    with graph.inserting(before=node):
+        plain = emit_linear(q, "q") if "q" in linears else node.required_operand("q")
+        rotated = [emit_rotated(q, "q_rope"), emit_rotated(k, "k_rope")]
+        latent = emit_linear(k, "latent")
+        ups = (derive(f"{role}.weight", k.weight, linears[role][0]) for role in ("k_up", "v_up"))
+        heads, masks = node.attrs["heads"], node.inputs[3:6]
+        y = emit_expanded(plain, rotated[0], latent, rotated[1], *ups, *masks, heads=heads, **attrs)
+    old_nodes = backward_slice([node.output], (k.linear.inputs[0], q.linear.inputs[0], *node.inputs[3:6]))
+    replace_uses(node.output, y)
+    erase_unused(graph, old_nodes)
+    assert y.producer is not None
+    return y.producer
+
+
+def _select_frequencies(recipe: Recipe, pairs: Sequence[int]) -> Recipe:
+    """Return the frequencies `pairs` of `recipe`; the first of plain frequencies are plain ones of another base."""
+    count = len(pairs)
+    if isinstance(recipe, RopeFrequencies) and pairs[-1] < count:
+        dim, theta = recipe.dim, recipe.theta
+        if recipe == RopeFrequencies(dim, theta):
+            return RopeFrequencies(2 * count, theta ** (2 * count / dim))
+    return Take(recipe, tuple(pairs))
 
 
 @dataclass(frozen=True)

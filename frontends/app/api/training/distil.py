@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from weft.backends.torch.distillation.student import ParameterChoice
 
 _SUBLAYER = re.compile(r"(.*\.\d+\.[^.]+)\.")
-WORDS = ("scales", "codes", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
+WORDS = ("scales", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
 LAYERS = 0.2
 HELD_OUT = 16  # windows of a validation, which runs both models
 RATE = 5e-3  # relative to the size of a parameter (`Student.list_sizes`)
@@ -173,12 +173,10 @@ def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None
     floats = [p.name for p in find_learned_params(graph) if p.uses and not is_quantized(p)]
     if words is None:
         words = ("scales", "norms", "biases") if scales else ("changed",)
-    direct, low_rank, scaled, codes = set[str](), set[str](), set[str](), set[str]()
+    direct, low_rank, scaled = set[str](), set[str](), set[str]()
     for word in words:
         if word == "scales":
             scaled.update(scales)
-        elif word == "codes":
-            codes.update(scales)
         elif word == "norms":
             direct.update(name for name in vectors if not name.endswith("bias"))
         elif word == "biases":
@@ -195,7 +193,7 @@ def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None
             scaled.update(name for name in matched if name in scales)
         else:
             raise WeftError(f"--train {word}: no parameter has such a name; groups are {', '.join(WORDS)}")
-    return ParameterChoice(frozenset(scaled - codes), frozenset(codes), frozenset(direct), frozenset(low_rank - direct))
+    return ParameterChoice(frozenset(scaled), frozenset(direct), frozenset(low_rank - direct))
 
 
 def _find_changed(graph: Graph, original: Graph, names: Sequence[str]) -> list[str]:

@@ -143,10 +143,10 @@ class TrainingSettings:
 class DistilSettings(TrainingSettings):
     """Settings of `weft.distil`.
 
-    train: groups of parameters that train: ``scales`` (of quantized weights), ``codes`` (and their scales), ``norms``,
-    ``biases``, ``changed`` (sublayers with a weight that is not the original's), ``all``, patterns of names such as
-    ``layers.*.attn.*``, and ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms
-    and biases of a quantized model; else changed, or all if no weight has changed.
+    train: groups of parameters that train: ``scales`` (of quantized weights), ``norms``, ``biases``, ``changed``
+    (sublayers with a weight that is not the original's), ``all``, patterns of names such as ``layers.*.attn.*``, and
+    ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms and biases of a quantized
+    model; else changed, or all if no weight has changed.
     """
 
     batch: int = setting(8, "Windows per step, of all processes; default: 8.", least=1)

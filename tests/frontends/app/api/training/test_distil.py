@@ -166,7 +166,7 @@ def test_choices_for_quantized_and_unchanged_models() -> None:
     quantized = choose_parameters(run_passes(first, QUANTIZE), first)
     assert quantized.scales and quantized.direct == lora.direct
     with pytest.raises(
-        WeftError, match=r"--train layers\.9\.\*: no parameter has such a name; groups are scales, codes, norms"
+        WeftError, match=r"--train layers\.9\.\*: no parameter has such a name; groups are scales, norms"
     ):
         choose_parameters(first, first, ("layers.9.*",))
 
