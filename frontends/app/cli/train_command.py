@@ -98,8 +98,8 @@ def train_command(
 
         if resume is not None:
             options.pop("field")
-            first = (out, *text, options.pop("tokenizer"), options.pop("validation"), *(chosen.keys() - {"steps"}))
-            if any(first):
+            fixed = (out, *text, options.pop("tokenizer"), options.pop("validation"), *(chosen.keys() - {"steps"}))
+            if any(fixed):
                 raise WeftError(
                     "a resumed run has its text and settings: give --resume only SOURCE, --steps and --device"
                 )
