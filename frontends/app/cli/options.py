@@ -50,8 +50,8 @@ def settings_options(settings: type[Any], *without: str) -> Callable[[T], T]:
 
 def take_settings(settings: type[Any], options: dict[str, Any]) -> dict[str, Any]:
     """Remove the fields of `settings` from `options`; return those that were given."""
-    taken = {field.name: options.pop(field.name, None) for field in dataclasses.fields(settings)}
-    return {name: value for name, value in taken.items() if value not in (None, ())}
+    values = {field.name: options.pop(field.name, None) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def target_option(help: str, **more: Any) -> Callable[[T], T]:
