@@ -1,7 +1,7 @@
-"""Measure how much of a rewrite's loss `weft distil` returns: SmolLM2-135M, rewritten in seven ways.
+"""Measure how much of a rewrite's loss `weft distil` returns: SmolLM2-135M, rewritten in eight ways.
 
-For each rewrite: the plain one, the one fitted to a text (where the pass can), and the fitted one distilled for at most
---minutes. NLL and KL divergence on READMEs of packages that no training text contains, and on a text of another domain
+For each rewrite: the plain one, the one fitted to a text (where the pass can; quantization to 65,536 tokens of the
+training text, others to texts/calibration.txt), and the fitted one distilled for at most --minutes. NLL and KL divergence on READMEs of packages that no training text contains, and on a text of another domain
 (the manual of Python); bytes of the cache per token, tokens per second, and the share of greedy tokens that are the
 original's, in transformers, llama.cpp and ONNX Runtime. The training text is made of the READMEs of the packages
 installed next to this Python (minus those of the held-out text), and the mixture that comes with weft.
@@ -39,6 +39,8 @@ from weft.passes.fitting.calibration import MIXTURE
 TEXTS = Path(__file__).parent / "texts"
 HELD_OUT = {"transformers", "ml_dtypes", "tokenizers", "safetensors", "packaging"}  # packages in held_out.txt
 CALIBRATION = f"calibration={json.dumps(str(TEXTS / 'calibration.txt'))}"
+ROTATED, TEXT = "fold-norm-scale, rotate-residual, rotate-heads", 'calibration="TEXT", tokens=65536'
+PIECE = 2000  # characters; pieces of both training texts alternate in what quantization is fitted to
 CONTEXT, LONG = 256, 1024  # tokens of a window, and with windows of attention
 REWRITES: dict[str, dict[str, str]] = {  # the pipeline without and with a fit to a text
     "1 KV head of 3": {
@@ -55,8 +57,15 @@ REWRITES: dict[str, dict[str, str]] = {  # the pipeline without and with a fit t
         "plain": "compress-to-mla{rank=160, rotary=32}, mla-absorb",
         "fitted": f"compress-to-mla{{rank=160, rotary=32, {CALIBRATION}}}, mla-absorb",
     },
-    "int4 without a grid": {"plain": "quantize{bits=4, method=rtn}", "fitted": "@best-int4"},
-    "int3": {"plain": "quantize{bits=3, method=rtn}", "fitted": "@best-int3"},
+    "int4 without a grid": {
+        "plain": "quantize{bits=4, method=rtn}",
+        "fitted": f"{ROTATED}, quantize{{bits=4, {TEXT}}}",
+    },
+    "int3": {"plain": "quantize{bits=3, method=rtn}", "fitted": f"{ROTATED}, quantize{{bits=3, {TEXT}}}"},
+    "3.3 bits per weight": {
+        "plain": "quantize{budget=3.3}",
+        "fitted": f"{ROTATED}, quantize{{budget=3.3, {TEXT}}}",
+    },
 }
 PROMPTS = (
     "The capital of France is",
@@ -81,6 +90,12 @@ def collect_readmes(out: Path) -> list[str]:
             texts[name] = text
     out.write_text("\n\n".join(texts[name] for name in sorted(texts)), encoding="utf-8")
     return sorted(texts)
+
+
+def alternate(first: str, second: str) -> str:
+    """Return pieces of both texts in turn, until one ends."""
+    ends = range(0, min(len(first), len(second)), PIECE)
+    return "".join(text[i : i + PIECE] for i in ends for text in (first, second))
 
 
 def score(variants: dict[str, Path], context: int, device: str) -> dict[str, Any]:
@@ -152,10 +167,11 @@ def compute_agreement(texts: dict[str, list[str]], original: dict[str, list[str]
 def measure(name: str, args: argparse.Namespace, work: Path, text: Path) -> dict[str, Any]:
     """Return the scores of the variants of the rewrite `name`."""
     context = LONG if "windows" in name else CONTEXT
-    folders = {}
+    folders, mixed = {}, work / "mixed.txt"
+    mixed.write_text(alternate(*(path.read_text(encoding="utf-8") for path in (text, MIXTURE))), encoding="utf-8")
     for kind, pipeline in REWRITES[name].items():
         folders[kind] = work / kind
-        write_model(rewrite(load_source(GGUF), pipeline), folders[kind])
+        write_model(rewrite(load_source(GGUF), pipeline.replace("TEXT", str(mixed))), folders[kind])
     settings = DistilSettings(
         minutes=args.minutes,
         tokens=args.tokens,
