@@ -1,10 +1,11 @@
 """Measure how much of a rewrite's loss `weft distil` returns: SmolLM2-135M, rewritten in eight ways.
 
 For each rewrite: the plain one, the one fitted to a text (where the pass can; quantization to 65,536 tokens of the
-training text, others to texts/calibration.txt), and the fitted one distilled for at most --minutes. NLL and KL divergence on READMEs of packages that no training text contains, and on a text of another domain
-(the manual of Python); bytes of the cache per token, tokens per second, and the share of greedy tokens that are the
-original's, in transformers, llama.cpp and ONNX Runtime. The training text is made of the READMEs of the packages
-installed next to this Python (minus those of the held-out text), and the mixture that comes with weft.
+training text, others to texts/calibration.txt), and the fitted one distilled for at most --minutes. NLL and KL
+divergence on READMEs of packages that no training text contains, and on a text of another domain (the manual of
+Python); bytes of the cache per token, tokens per second, and the share of greedy tokens that are the original's, in
+transformers, llama.cpp and ONNX Runtime. The training text is made of the READMEs of the packages installed next to
+this Python (minus those of the held-out text), and the mixture that comes with weft.
 
     python tests/weights.py SmolLM2-135M-Instruct.Q4_1.gguf .cache/weights
     python benchmarks/bench_distil.py [REWRITE ...] [--minutes 60]
