@@ -7,9 +7,8 @@ of low rank (LoRA).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,8 @@ from torch.nn.utils import parametrize
 from weft.ir import Graph, Param, Recipe, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Dequantize, Stored, find_block_layout
-from weft.ir.recipes.readers import Array, SpilledTensors, TensorReader
-from weft.ir.types import dtypes
+from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout, unpack_codes
-from weft.ir.types.dtypes import DType
 
 from ...block_weights import is_quantized
 from ...target import MODEL
@@ -74,31 +71,6 @@ class ScaledCodes(nn.Module):
 
     def forward(self, change: Tensor) -> Tensor:
         return _multiply_codes(self.codes, self.scales * (1 + change)).flatten(-2)[..., : self.width]
-
-
-class _EvaluatingReader:
-    """A reader of the tensors of `base`, and of one more tensor for each key of `recipes`: the recipe's f32 result."""
-
-    def __init__(self, base: TensorReader, recipes: Mapping[str, Recipe]) -> None:
-        self.base, self.recipes = base, recipes
-
-    @property
-    def path(self) -> Path:
-        return self.base.path
-
-    def keys(self) -> Iterable[str]:
-        return (*self.base.keys(), *self.recipes)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        return self.recipes[key].shape(self.base) if key in self.recipes else self.base.shape(key)
-
-    def dtype(self, key: str) -> DType:
-        return dtypes.f32 if key in self.recipes else self.base.dtype(key)
-
-    def read(self, key: str, start: int, stop: int) -> Array:
-        if key not in self.recipes:
-            return self.base.read(key, start, stop)
-        return self.recipes[key].read(self.base, start, stop)
 
 
 class LowRank(nn.Module):
@@ -250,17 +222,21 @@ class FloatCopy:
 
 
 def copy_as_floats(graph: Graph, choice: ParameterChoice) -> FloatCopy:
-    """Return a copy of `graph` that reads quantized weights, and parameters in `choice`, as float tensors."""
-    recipes, names, read = dict[str, Recipe](), dict[str, list[str]](), dict[str, Recipe]()
-    keys: dict[Recipe, str] = {}
+    """Return a copy of `graph` that reads quantized weights, and parameters in `choice`, as float tensors.
+
+    They are in a temporary file until the student is opened. WeftError if it cannot be created.
+    """
+    reader, keys = SpilledTensors(graph.reader), dict[Recipe, str]()
+    names, read = dict[str, list[str]](), dict[str, Recipe]()
     for name, param in graph.params.items():
         if is_quantized(param) or name in choice.direct or name in choice.low_rank:
-            key = keys.setdefault(param.recipe, f"trained {name}")  # a weight with two names is one tensor
-            recipes[key] = param.recipe
-            names.setdefault(key, []).append(name)
-            read[name] = Source(key)
+            if param.recipe not in keys:  # a weight with two names is one tensor
+                keys[param.recipe] = reader.unique_key(name)
+                reader.put(keys[param.recipe], param.recipe.evaluate(graph.reader).astype(np.float32))
+            names.setdefault(keys[param.recipe], []).append(name)
+            read[name] = Source(keys[param.recipe])
     floats = graph.clone(read)
-    floats.reader = _EvaluatingReader(graph.reader, recipes)
+    floats.reader = reader
     return FloatCopy(floats, names, choice)
 
 

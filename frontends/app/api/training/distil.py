@@ -15,7 +15,8 @@ import numpy as np
 from weft.backends.block_weights import is_quantized
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes.readers import Array
+from weft.ir.recipes import Recipe, Source
+from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.storage import scratch_folder
 from weft.ir.storage.documents import expand_home
 from weft.passes.analysis.costs import find_learned_params
@@ -62,9 +63,11 @@ def distil(
     """Train `model`, a rewritten decoder, to predict the next token as its original `against` does, and write the run
     folder `out`, which is a source.
 
-    First each layer is trained alone, to compute the original's layer (`DistilSettings.layers`). Then all are
-    trained together to minimize KL(original ‖ model) (Hinton 2015, arXiv 1503.02531). The best state on the last
-    twentieth of the text is written, with scales in their stored dtype and matrices of low rank added to their weights.
+    An architecture without weights, such as one with linear attention, begins with the original's parameters of the
+    same names and shapes. First each layer is trained alone, to compute the original's layer
+    (`DistilSettings.layers`). Then all are trained together to minimize KL(original ‖ model) (Hinton 2015, arXiv
+    1503.02531). The best state on the last twentieth of the text is written, with scales in their stored dtype and
+    matrices of low rank added to their weights.
 
     Args:
         text: files of plain text, JSON lines or token ids, or folders of the library datasets; by default a mixture of
@@ -86,6 +89,8 @@ def distil(
     _check_pair(rewritten, original)
     if rewritten.tokenizer is None:
         rewritten = replace(rewritten, tokenizer=original.tokenizer)
+    if rewritten.random_init:
+        rewritten = replace(rewritten, graph=inherit_weights(rewritten.graph, original.graph), random_init=False)
     choice = choose_parameters(rewritten.graph, original.graph, settings.train)
     if settings.layers is None:
         settings = replace(settings, layers=0.0 if choice.scales else LAYERS)
@@ -194,6 +199,20 @@ def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None
         else:
             raise WeftError(f"--train {word}: no parameter has such a name; groups are {', '.join(WORDS)}")
     return ParameterChoice(frozenset(scaled), frozenset(direct), frozenset(low_rank - direct))
+
+
+def inherit_weights(graph: Graph, original: Graph) -> Graph:
+    """Return a copy of `graph` that has the parameters of `original` where names and shapes agree."""
+    reader, recipes = SpilledTensors(graph.reader), dict[str, Recipe]()
+    for name, param in graph.params.items():
+        source = original.params.get(name)
+        if source is not None and source.shape == param.shape and not param.recipe.is_constant:
+            key = reader.unique_key(name)
+            reader.put(key, source.recipe.evaluate(original.reader))
+            recipes[name] = Source(key)
+    inherited = graph.clone(recipes)
+    inherited.reader = reader
+    return inherited
 
 
 def _find_changed(graph: Graph, original: Graph, names: Sequence[str]) -> list[str]:

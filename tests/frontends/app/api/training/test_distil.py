@@ -18,7 +18,7 @@ from weft import DistilSettings
 from weft.backends.torch.training.batches import Windows
 from weft.frontends.app.api.modules import torch as torch_module
 from weft.frontends.app.api.rewrite import rewrite
-from weft.frontends.app.api.training.distil import choose_parameters
+from weft.frontends.app.api.training.distil import choose_parameters, inherit_weights
 from weft.frontends.app.api.training.run_folder import Run, RunState
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
@@ -73,7 +73,9 @@ def divergence(first: Graph, second: Graph, ids: np.ndarray) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def distil(graph: Graph, first: Graph, text: Path, out: str = "run", **settings: Any) -> tuple[Run, Graph]:
+def distil(
+    graph: Graph | weft.Decoder, first: Graph, text: Path, out: str = "run", **settings: Any
+) -> tuple[Run, Graph]:
     """A run in a new folder next to `text`, and the graph of its best model."""
     chosen = replace(SETTINGS, **settings)
     run = weft.distil(graph, text.parent / out, chosen, against=first, text=text, device="cpu")
@@ -106,6 +108,24 @@ def test_a_rewritten_model_comes_closer_by_single_layers_and_by_predictions(pipe
     assert divergence(first, trained, ids) < 0.8 * divergence(first, rewritten, ids)
     log = (run.folder / "log.csv").read_text()
     assert log.count("layers") == 25 and log.count("predictions") == 25
+
+
+def test_an_architecture_with_linear_attention_begins_with_the_weights_that_it_shares(text: Path) -> None:
+    first = original("tied")
+    block = weft.Block(weft.LinearAttention(4), weft.GatedMLP(48), weft.RMSNorm())
+    student = weft.Decoder(VOCAB, 32, 2, block, context=64, tie_embeddings=True)
+    drawn = student.graph()
+    begun = inherit_weights(drawn, first)
+    for name, param in begun.params.items():
+        source = drawn if name.endswith(("attn.k.weight", "attn.v.weight")) else first  # which have more heads now
+        recipe = source.params[name].recipe
+        np.testing.assert_array_equal(param.recipe.evaluate(begun.reader), recipe.evaluate(source.reader))
+    run, graph = distil(student, first, text, layers=0.5, tokens=9600)
+    ids = np.load(run.folder / "held_out.npy")
+    ids = ids[: len(ids) // CONTEXT * CONTEXT].reshape(-1, CONTEXT).astype(np.int64)
+    assert run.before == pytest.approx(divergence(first, begun, ids), rel=1e-3)
+    assert divergence(first, graph, ids) == pytest.approx(run.best, rel=1e-3)
+    assert run.best < run.before
 
 
 def test_only_scales_norms_and_biases_of_a_quantized_model_change(text: Path) -> None:
