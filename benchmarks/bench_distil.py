@@ -172,7 +172,8 @@ def measure(name: str, args: argparse.Namespace, work: Path, text: Path) -> dict
     mixed.write_text(alternate(*(path.read_text(encoding="utf-8") for path in (text, MIXTURE))), encoding="utf-8")
     for kind, pipeline in REWRITES[name].items():
         folders[kind] = work / kind
-        write_model(rewrite(load_source(GGUF), pipeline.replace("TEXT", str(mixed))), folders[kind])
+        if not folders[kind].exists():
+            write_model(rewrite(load_source(GGUF), pipeline.replace("TEXT", str(mixed))), folders[kind])
     settings = DistilSettings(
         minutes=args.minutes,
         tokens=args.tokens,
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="tokens to train on, instead")
     parser.add_argument("--text", action="append", help="another training text; may be repeated")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--work", type=Path, help="folder for the models; rewritten ones that it has are used again")
     args = parser.parse_args()
     args.minutes = None if args.tokens else args.minutes
     path = RESULTS / "distil.json"
@@ -215,8 +217,8 @@ def main() -> None:
         text = Path(folder) / "readmes.txt"
         packages = collect_readmes(text)
         for name in args.rewrites:
-            work = Path(folder) / name.replace(" ", "-")
-            work.mkdir()
+            work = (args.work or Path(folder)) / name.replace(" ", "-")
+            work.mkdir(parents=True, exist_ok=True)
             result = {"machine": facts("torch", "accelerate"), "packages": len(packages)} | measure(
                 name, args, work, text
             )

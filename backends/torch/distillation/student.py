@@ -119,13 +119,13 @@ class Student:
     def list_sizes(self) -> dict[str, float]:
         """Return the size of each trainable parameter of the module, by name: learning rates are relative to it.
 
-        It is the root mean square, at least 0.01; a tenth of it for norms and biases, and 0.1 for relative changes of
+        It is the root mean square, at least 0.01; a tenth of it for norms and biases, and 0.04 for relative changes of
         scales, whose effects add up over many weights.
         """
 
         def measure(name: str, parameter: nn.Parameter) -> float:
             if name in changes:
-                return 0.1
+                return 0.04
             size = max(float(parameter.detach().square().mean().sqrt()), 1e-2)
             return size if parameter.ndim > 1 else 0.1 * size
 
