@@ -67,7 +67,7 @@ def test_rates_are_relative_to_the_size_of_a_parameter() -> None:
     assert sizes.keys() == {name for name, p in named.items() if p.requires_grad}
     for name, size in sizes.items():
         vector = 0.1 * float(named[name].detach().square().mean().sqrt())
-        assert size == pytest.approx(0.1 if "parametrizations" in name else vector)
+        assert size == pytest.approx(0.04 if "parametrizations" in name else vector)
 
 
 def set_changes(student: Student, value: float) -> None:
