@@ -13,7 +13,7 @@ readers of the page do not see it, may stand:
 - ``setup``: installing and making, not run; its make targets and files must exist
 - ``elsewhere``: commands of other tools on machines that tests do not have, not run; the page says so
 
-`make test` leaves the longest pages out; ``WEFT_TESTS=all`` runs all.
+The longest pages are run by engines/long/test_pages.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
-LONG = {"compile.md", "export.md", "run.md", "scale.md", "surgery.md", "torch.md", "transformers.md"}
+LONG = {  # run by `make test-engines`
+    *("certificate.md", "compile.md", "export.md", "research.md", "run.md", "scale.md", "surgery.md", "torch.md"),
+    "transformers.md",
+}
 QUICKEST = INDEX.with_name("ir.md")
 WITH_PYTORCH = {"adapters.md", "scale.md", "surgery.md", "torch.md", "training.md", "transformers.md"}
 LINK = re.compile(r"""(?:\]\(|src(?:set)?=")([^)"#:]+)(?:#[^)]*)?[)"]""")
@@ -60,9 +63,7 @@ def test_every_code_block_gives_the_printed_result(
 ) -> None:
     if page == INDEX:
         return  # run by the fixture
-    _prepared(tmp_path, smollm2_gguf, minilm_folder, tiny_llama)
-    _run(page, tmp_path, warm)
-    shutil.rmtree(tmp_path)  # hundreds of MB; where the page fails they stay
+    check_page(page, tmp_path, smollm2_gguf, minilm_folder, tiny_llama, warm)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +74,9 @@ def test_every_code_block_gives_the_printed_result(
 def test_unmarked_blocks_run_without_pytorch(
     page: Path, warm: dict[str, str], tmp_path: Path, smollm2_gguf: Path, minilm_folder: Path, tiny_llama: Path
 ) -> None:
-    _prepared(tmp_path, smollm2_gguf, minilm_folder, tiny_llama)
     blocked = os.pathsep.join(filter(None, (str(Path(__file__).parent / "without_torch"), warm.get("PYTHONPATH"))))
-    _run(page, tmp_path, {**warm, "PYTHONPATH": blocked}, "without-torch")
-    shutil.rmtree(tmp_path)
+    environment = {**warm, "PYTHONPATH": blocked}
+    check_page(page, tmp_path, smollm2_gguf, minilm_folder, tiny_llama, environment, "without-torch")
 
 
 def test_page_links_exist() -> None:
@@ -99,8 +99,10 @@ def test_tables_name_every_target(page: Path) -> None:
     assert {*TARGETS} <= {*rows}
 
 
-def _prepared(folder: Path, gguf: Path, minilm: Path, tiny_llama: Path) -> None:
-    """Put into `folder` the files that pages name."""
+def check_page(
+    page: Path, folder: Path, gguf: Path, minilm: Path, tiny_llama: Path, environment: dict[str, str], *more: str
+) -> None:
+    """Run `page` in `folder`, with the files that pages name."""
     (folder / "model.gguf").symlink_to(gguf)
     (folder / "minilm").symlink_to(minilm)
     shutil.copytree(tiny_llama, folder / "tiny-llama")
@@ -108,6 +110,8 @@ def _prepared(folder: Path, gguf: Path, minilm: Path, tiny_llama: Path) -> None:
         shutil.copy(ROOT / "examples" / example, folder)
     for name in ("texts", "deploy"):
         (folder / name).symlink_to(ROOT / "examples" / name)
+    _run(page, folder, environment, *more)
+    shutil.rmtree(folder)  # hundreds of MB; where the page fails they stay
 
 
 def _run(page: Path, folder: Path, environment: dict[str, str], *more: str) -> None:
