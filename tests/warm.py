@@ -39,7 +39,7 @@ if name == "python" and arguments[:2] == ["-m", "torch.distributed.run"]:
     name, arguments = "torchrun", arguments[2:]
 if name == "python" and arguments[:2] == ["-m", "weft"]:
     name, arguments = "weft", arguments[2:]
-known = name != "python" or arguments and arguments[0].endswith(".py")  # python -c and other modules start by themselves
+known = name != "python" or arguments and arguments[0].endswith(".py")  # others start by themselves
 if not known or not os.path.exists({path!r}) or differs - OWN:  # settings are read where modules are imported
     os.execv({cold!r}, [{cold!r}, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
