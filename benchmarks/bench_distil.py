@@ -21,7 +21,6 @@ import importlib.util
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -34,6 +33,7 @@ import weft
 from weft import DistilSettings, WeftError
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.api.source.sources import load_source
+from weft.frontends.app.api.training.run_folder import RunFolder
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.passes.fitting.calibration import MIXTURE
 
@@ -128,7 +128,7 @@ def generate(source: Path, work: Path) -> dict[str, list[str]]:
     ours = weft.load(work / "onnx")
     texts = {"ort-cpu": [ours.generate(prompt, max_tokens=NEW)[0].text for prompt in PROMPTS]}
     try:
-        weft.export(source, work / "hf")
+        weft.export(source, work / "hf", weights="float")
     except WeftError:  # no class of transformers has this attention: with the model's code
         weft.compile(source, work / "hf", target="transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(work / "hf")
@@ -175,28 +175,18 @@ def measure(name: str, args: argparse.Namespace, work: Path, text: Path) -> dict
         if not folders[kind].exists():
             write_model(rewrite(load_source(GGUF), pipeline.replace("TEXT", str(mixed))), folders[kind])
     settings = DistilSettings(
-        minutes=args.minutes,
-        tokens=args.tokens,
-        batch=2048 // context,
-        context=context,
-        bf16=True,
+        minutes=args.minutes, tokens=args.tokens, batch=2048 // context, context=context, bf16=True
     )
-    load, start = os.getloadavg()[0], time.perf_counter()
-    run = weft.distil(
-        folders.get("fitted", folders["plain"]),
-        work / "run",
-        settings,
-        against=GGUF,
-        text=args.text or [text, MIXTURE],
-        device=args.device,
-    )
-    seconds = round(time.perf_counter() - start)
-    folders["distilled"] = run.folder
+    folders["distilled"], load = work / "run", os.getloadavg()[0]
+    if not (folders["distilled"] / "best").exists():
+        first, texts = folders.get("fitted", folders["plain"]), args.text or [text, MIXTURE]
+        weft.distil(first, folders["distilled"], settings, against=GGUF, text=texts, device=args.device)
+    last = RunFolder(folders["distilled"]).read_log()[-1]
+    facts = {name: round(last[name]) for name in ("step", "tokens", "seconds")} | {"load": round(load, 1)}
     result = score(folders, context, args.device)
     original = generate(GGUF, work / "original")
     for kind, folder in folders.items():
         result[kind]["agreement"] = compute_agreement(generate(folder, work / f"{kind}-engines"), original)
-    facts = {"steps": run.steps, "seconds": seconds, "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
     return {"pipelines": REWRITES[name], "context": context, "distillation": facts, "scores": result}
 
 
@@ -209,7 +199,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="tokens to train on, instead")
     parser.add_argument("--text", action="append", help="another training text; may be repeated")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--work", type=Path, help="folder for the models; rewritten ones that it has are used again")
+    parser.add_argument("--work", type=Path, help="folder for the models; those that it has are used again")
     args = parser.parse_args()
     args.minutes = None if args.tokens else args.minutes
     path = RESULTS / "distil.json"
