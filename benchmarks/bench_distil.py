@@ -120,24 +120,32 @@ def score(variants: dict[str, Path], context: int, device: str) -> dict[str, Any
     return found
 
 
-def generate(source: Path, work: Path) -> dict[str, list[str]]:
-    """Return the greedy continuations of PROMPTS by ONNX Runtime, transformers and, if installed, llama.cpp."""
+def generate_in_transformers(folder: Path) -> list[str]:
+    """Return the greedy continuations of PROMPTS by the model in `folder`."""
     import transformers
 
-    weft.compile(source, work / "onnx", target="ort-cpu")
-    ours = weft.load(work / "onnx")
-    texts = {"ort-cpu": [ours.generate(prompt, max_tokens=NEW)[0].text for prompt in PROMPTS]}
-    try:
-        weft.export(source, work / "hf", weights="float")
-    except WeftError:  # no class of transformers has this attention: with the model's code
-        weft.compile(source, work / "hf", target="transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(work / "hf")
-    model = transformers.AutoModelForCausalLM.from_pretrained(work / "hf", dtype="float32", trust_remote_code=True)
-    texts["transformers"] = []
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32", trust_remote_code=True)
+    texts = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         made = model.generate(ids, attention_mask=ids * 0 + 1, max_new_tokens=NEW, do_sample=False)
-        texts["transformers"].append(tokenizer.decode(made[0, ids.shape[1] :]))
+        texts.append(tokenizer.decode(made[0, ids.shape[1] :]))
+    return texts
+
+
+def generate(source: Path, work: Path) -> dict[str, list[str]]:
+    """Return the greedy continuations of PROMPTS by ONNX Runtime, and by transformers and, if installed, llama.cpp,
+    where they can have the model."""
+    weft.compile(source, work / "onnx", target="ort-cpu")
+    ours = weft.load(work / "onnx")
+    texts = {"ort-cpu": [ours.generate(prompt, max_tokens=NEW)[0].text for prompt in PROMPTS]}
+    with contextlib.suppress(WeftError):  # rotated weights in codes have no form there
+        try:
+            weft.export(source, work / "hf", weights="float")
+        except WeftError:  # no class of transformers has this attention: with the model's code
+            weft.compile(source, work / "hf", target="transformers")
+        texts["transformers"] = generate_in_transformers(work / "hf")
     with contextlib.suppress(WeftError):  # no architecture of llama.cpp has this attention
         weft.export(source, work / "model.gguf")
     if importlib.util.find_spec("xllamacpp") and (work / "model.gguf").exists():
