@@ -79,6 +79,8 @@ PROMPTS = (
     "A neural network is",
 )
 NEW = 24  # greedy tokens per prompt
+DECODED, ROUNDS = 128, 5  # tokens per measurement of speed, and measurements
+SUMMARY = {"median": np.median, "least": np.min, "most": np.max}
 
 
 def collect_readmes(out: Path) -> list[str]:
@@ -116,7 +118,7 @@ def score(variants: dict[str, Path], context: int, device: str) -> dict[str, Any
             )
             for name, row in zip(found, result.scores, strict=True):
                 found[name][text.stem] = {"nll": round(row.nll or 0, 4), "kl": round(row.kl or 0, 4)}
-                found[name] |= {"cache_bytes": row.cache_bytes, "tokens_per_second": round(1 / row.seconds, 1)}
+                found[name]["cache_bytes"] = row.cache_bytes
     return found
 
 
@@ -161,6 +163,18 @@ def generate(source: Path, work: Path) -> dict[str, list[str]]:
     return texts
 
 
+def measure_speed(works: dict[str, Path]) -> dict[str, dict[str, float]]:
+    """Return the tokens per second that ONNX Runtime decodes, for each of the models by turns: median, least, most."""
+    models = {kind: weft.load(work / "onnx") for kind, work in works.items()}
+    speeds: dict[str, list[float]] = {kind: [] for kind in models}
+    for turn in range(ROUNDS + 1):  # the first warms up
+        for kind, model in models.items():
+            (answer,) = model.generate(PROMPTS[3], max_tokens=DECODED, prompt_lookup_num_tokens=0)
+            if turn:
+                speeds[kind].append(answer.timings.decode_rate)
+    return {kind: {n: round(float(f(v)), 1) for n, f in SUMMARY.items()} for kind, v in speeds.items()}
+
+
 def compute_agreement(texts: dict[str, list[str]], original: dict[str, list[str]]) -> dict[str, float]:
     """Return for each engine the share of the original's continuation that a model repeats, up to the first
     difference, in characters."""
@@ -192,9 +206,12 @@ def measure(name: str, args: argparse.Namespace, work: Path, text: Path) -> dict
     last = RunFolder(folders["distilled"]).read_log()[-1]
     facts = {name: round(last[name]) for name in ("step", "tokens", "seconds")} | {"load": round(load, 1)}
     result = score(folders, context, args.device)
-    original = generate(GGUF, work / "original")
-    for kind, folder in folders.items():
-        result[kind]["agreement"] = compute_agreement(generate(folder, work / f"{kind}-engines"), original)
+    works = {kind: work / f"{kind}-engines" for kind in result}
+    texts = {kind: generate(folders.get(kind, GGUF), works[kind]) for kind in result}
+    for kind, speeds in measure_speed(works).items():
+        result[kind]["tokens_per_second"] = speeds
+        if kind in folders:
+            result[kind]["agreement"] = compute_agreement(texts[kind], texts["original"])
     return {"pipelines": REWRITES[name], "context": context, "distillation": facts, "scores": result}
 
 
