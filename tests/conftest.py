@@ -108,6 +108,16 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     process.communicate()  # closes its input, at which it ends
 
 
+@pytest.fixture(scope="session")
+def tiny_llama(warm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the index page of the documentation makes."""
+    from .test_docs import INDEX, run_page
+
+    folder = tmp_path_factory.mktemp("index")
+    run_page(INDEX, folder, warm)
+    return folder / "tiny-llama"
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     """Random numbers with a fixed seed."""

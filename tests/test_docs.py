@@ -33,21 +33,11 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
-LONG = {  # run by `make test-engines`
-    *("certificate.md", "compile.md", "export.md", "research.md", "run.md", "scale.md", "surgery.md", "torch.md"),
-    "transformers.md",
-}
+SLOW = ("certificate", "compile", "export", "research", "run", "scale", "surgery", "torch", "transformers")
+LONG = {f"{name}.md" for name in SLOW}  # run by `make test-engines`
 QUICKEST = INDEX.with_name("ir.md")
 WITH_PYTORCH = {"adapters.md", "scale.md", "surgery.md", "torch.md", "training.md", "transformers.md"}
 LINK = re.compile(r"""(?:\]\(|src(?:set)?=")([^)"#:]+)(?:#[^)]*)?[)"]""")
-
-
-@pytest.fixture(scope="session")
-def tiny_llama(warm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the index page makes."""
-    folder = tmp_path_factory.mktemp("index")
-    _run(INDEX, folder, warm)
-    return folder / "tiny-llama"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +100,11 @@ def check_page(
         shutil.copy(ROOT / "examples" / example, folder)
     for name in ("texts", "deploy"):
         (folder / name).symlink_to(ROOT / "examples" / name)
-    _run(page, folder, environment, *more)
+    run_page(page, folder, environment, *more)
     shutil.rmtree(folder)  # hundreds of MB; where the page fails they stay
 
 
-def _run(page: Path, folder: Path, environment: dict[str, str], *more: str) -> None:
+def run_page(page: Path, folder: Path, environment: dict[str, str], *more: str) -> None:
     """The page in a process of its own: what it registers stays there."""
     python = str(shutil.which("python", path=environment["PATH"]))
     done = subprocess.run(

@@ -269,7 +269,7 @@ def open_student(
 
 
 def _parametrize(home: nn.Module, attribute: str, param: Param) -> None:
-    """Replace the weight `attribute` of the module `home` by a parametrization with the codes and scales of `param`."""
+    """Parametrize the weight `attribute` of the module `home` by `ScaledCodes` of `param`, whose scales train."""
     recipe, reader = param.recipe, param.graph.reader
     layout = find_block_layout(recipe, reader)
     assert isinstance(layout, BlockLayout)

@@ -63,7 +63,7 @@ def open_accelerator(device: str, bf16: bool, accumulate: int = 1) -> Accelerato
     precision = "bf16" if bf16 else "no"
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision, gradient_accumulation_steps=accumulate)
     if accelerator.num_processes > 1:
-        atexit.register(accelerator.state.destroy_process_group)  # whose threads may abort the process otherwise
+        atexit.register(accelerator.state.destroy_process_group)  # before Python ends, as torch asks
     return accelerator
 
 

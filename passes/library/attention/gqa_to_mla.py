@@ -102,7 +102,7 @@ Spans = list[tuple[int, int]]  # rows, from the first to before the second
 
 
 def _cut_rows(*parts: tuple[Branch, Spans]) -> Linear:
-    """Return the linear of the row spans of each branch's linear, in order."""
+    """Return weight and bias (None if no branch has one) of a linear with the row spans of each branch's linear."""
     weights, biases = list[Recipe](), list[Recipe]()
     for branch, spans in parts:
         reader, b = branch.linear.graph.reader, branch.bias
@@ -114,5 +114,5 @@ def _cut_rows(*parts: tuple[Branch, Spans]) -> Linear:
 
 
 def _copy_features(rank: int, spans: Spans) -> Linear:
-    """Return the linear that selects the features `spans` of a latent with `rank` features."""
+    """Return the weight [features, rank] that selects the features `spans` of a latent, and no bias."""
     return Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans)), None

@@ -203,7 +203,7 @@ def attend_to_latent(node: Node, linears: Mapping[str, Linear], pairs: Sequence[
 
 
 def _select_frequencies(recipe: Recipe, pairs: Sequence[int]) -> Recipe:
-    """Return the frequencies `pairs` of `recipe`; the first of plain frequencies are plain ones of another base."""
+    """Return a recipe of the elements `pairs` of the RoPE frequencies `recipe`: plain frequencies if they are those."""
     count = len(pairs)
     if isinstance(recipe, RopeFrequencies) and pairs[-1] < count:
         dim, theta = recipe.dim, recipe.theta

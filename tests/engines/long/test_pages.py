@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ...test_docs import INDEX, LONG, check_page, tiny_llama  # noqa: F401 (a fixture)
+from ...test_docs import INDEX, LONG, check_page
 
 
 @pytest.mark.parametrize("name", sorted(LONG))
 def test_every_code_block_gives_the_printed_result(
     name: str,
-    tiny_llama: Path,  # noqa: F811
+    tiny_llama: Path,
     warm: dict[str, str],
     tmp_path: Path,
     smollm2_gguf: Path,

@@ -202,7 +202,7 @@ def choose_parameters(graph: Graph, original: Graph, words: Sequence[str] | None
 
 
 def inherit_weights(graph: Graph, original: Graph) -> Graph:
-    """Return a copy of `graph` that has the parameters of `original` where names and shapes agree."""
+    """Return a copy of `graph` with the values of `original` in all parameters of the same name and shape."""
     reader, recipes = SpilledTensors(graph.reader), dict[str, Recipe]()
     for name, param in graph.params.items():
         source = original.params.get(name)
