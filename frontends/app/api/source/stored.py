@@ -96,7 +96,7 @@ def check_weights(
 class _RoundedWeights(QuantizeWeights):
     """A pass that keeps the blocks of a checkpoint, and rounds all other weights to the nearest code."""
 
-    fits = searches = False
+    uses_fitting = uses_search = False
 
 
 def round_to_nearest(pipeline: Pipeline, exact: bool) -> Pipeline:

@@ -69,19 +69,26 @@ def _other(name: str) -> bool:
     return any(word in name for word in ("router", "experts", ".bias"))
 
 
+def _forbid_fitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit_gptq", lambda *_: pytest.fail("weights are fitted"))
+
+
 def test_sizes_of_gptq_need_no_fitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(0, 50, (24, 32)))
     model = Model(in_memory(MODELS["tied"].graph()), "tied", "tied")
     weights = f"int4{{calibration={tmp_path / 'ids.npy'}}}"
     weft.compile(model, tmp_path / "out", weights=weights)
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("weights are fitted")
-
-    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit_gptq", never)
+    _forbid_fitting(monkeypatch)
     sizes = compute_weight_sizes(model, weights, "ort-cpu")
     assert sizes.total == pytest.approx(sum(stored(tmp_path / "out").values()), rel=0.01)
     assert sizes.blocks == json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"]
+
+
+def test_sizes_of_a_model_with_a_tokenizer_need_no_fitting(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file stores groups of 32, so that compile fits these codes to a text."""
+    _forbid_fitting(monkeypatch)
+    sizes = compute_weight_sizes(weft.load_source(smollm2_gguf), "int4{group=64}", "ort-cpu")
+    assert sizes.blocks == {"int8_64": 2, "uint4_64": 150}
 
 
 def test_weights_of_a_checkpoint_are_not_read(
