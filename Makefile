@@ -101,8 +101,8 @@ test-all: export WEFT_TESTS := all
 test-all: test  ## the same, and every pass checked on every graph that it rewrites
 
 test-engines: export WEFT_ENGINES := all
-test-engines: $(ENGINES) $(TRANSFORMERS) $(OTHERS) $(SMOLLM2) $(MINILM) $(CHROMIUM)  ## folders for transformers in the tools that take them, all of these
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/engines $(ARGS)
+test-engines: $(ENGINES) $(TRANSFORMERS) $(OTHERS) $(SMOLLM2) $(MINILM) $(CHROMIUM)  ## folders for transformers in the tools that take them, and tests marked long
+	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/engines $(shell grep -rl --include='test_*.py' 'mark\.long' tests) $(ARGS)
 
 kills: $(SETUP)  ## commands killed at random moments: every result must be whole
 	$(BIN)/python -m tests.fuzz.kills --out benchmarks/results/kills.json

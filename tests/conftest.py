@@ -17,6 +17,7 @@ import pytest
 
 from .device import gpus
 from .interpreter import quicken
+from .sampling import ALL
 from .warm import command
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,12 +41,24 @@ CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 # Their tests take longest: they begin first, so that no worker ends with one.
-LONG = ("test_docs.py", "test_offline.py", "test_typing.py")
+FIRST = ("test_docs.py", "test_offline.py", "test_typing.py")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select tests by the mark `long`: `make test` runs those without it, `make test-engines` those with it and the
+    folder engines/. ``WEFT_TESTS=all`` and ``-m`` select by themselves."""
+    items.sort(key=lambda item: item.path.name not in FIRST)
+    if ALL or config.option.markexpr:
+        return
+    engines = os.environ.get("WEFT_ENGINES") == "all"
+    left_out = [item for item in items if _is_late(item) != engines]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if _is_late(item) == engines]
+
+
+def _is_late(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None or ROOT / "tests" / "engines" in item.path.parents
 
 
 def pytest_collection_finish() -> None:

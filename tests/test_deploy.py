@@ -72,6 +72,7 @@ def check_health(instructions: dict[str, str], port: int) -> int:
     return done.returncode
 
 
+@pytest.mark.long
 def test_health_check_passes_once_the_entry_point_serves(instructions: dict[str, str], port: int) -> None:
     end = time.monotonic() + SECONDS
     while check_health(instructions, port) != 0:

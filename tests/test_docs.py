@@ -13,7 +13,7 @@ readers of the page do not see it, may stand:
 - ``setup``: installing and making, not run; its make targets and files must exist
 - ``elsewhere``: commands of other tools on machines that tests do not have, not run; the page says so
 
-The longest pages are run by engines/long/test_pages.py.
+The pages in `LONG` are run by `make test-engines`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
-SLOW = ("certificate", "compile", "export", "research", "run", "scale", "surgery", "torch", "transformers")
-LONG = {f"{name}.md" for name in SLOW}  # run by `make test-engines`
+LONG = (
+    *("README", "bisect", "certificate", "compile", "deploy", "export", "families", "research", "run", "scale"),
+    *("serve", "surgery", "torch", "training", "transformers", "verify", "viz", "viz-diff", "viz-panels", "web"),
+)
 QUICKEST = INDEX.with_name("ir.md")
 WITH_PYTORCH = {"adapters.md", "scale.md", "surgery.md", "torch.md", "training.md", "transformers.md"}
 LINK = re.compile(r"""(?:\]\(|src(?:set)?=")([^)"#:]+)(?:#[^)]*)?[)"]""")
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if ALL or page.name not in LONG], ids=lambda page: page.relative_to(ROOT).as_posix()
+    "page",
+    [pytest.param(page, marks=[pytest.mark.long] * (page.stem in LONG)) for page in PAGES],
+    ids=[page.relative_to(ROOT).as_posix() for page in PAGES],
 )
 def test_every_code_block_gives_the_printed_result(
     page: Path,

@@ -258,6 +258,7 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return home / "weft", home / "hf"
 
 
+@pytest.mark.long
 def test_smollm2_from_gguf_to_transformers(smollm2: tuple[Path, Path], smollm2_gguf: Path, tmp_path: Path) -> None:
     """Equal logits and greedy tokens, and the tokenizer goes along."""
     model = loaded(smollm2[1], "sdpa")

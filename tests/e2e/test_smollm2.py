@@ -154,6 +154,7 @@ def test_a_decoder_layer_is_at_most_ten_nodes_without_shape_plumbing(folder: Pat
     assert len(shapes) <= 2  # the total length and that of the call, once for the whole model
 
 
+@pytest.mark.long
 def test_likelihood_equals_transformers(
     hf_model: torch.nn.Module, model: Generator, everything: Path, smollm2_gguf: Path, root: Path, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_model_file_is_short_and_imports_only_torch(folder: Path) -> None:
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names == {"torch"}
 
 
+@pytest.mark.long
 def test_generate_script_equals_transformers_without_weft(
     folder: Path,
     model: Generator,

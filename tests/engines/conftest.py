@@ -1,6 +1,7 @@
 """Tools that take folders of target transformers.
 
-`make test-engines` also runs extra/, which needs more packages, and long/, which takes minutes.
+`make test-engines` runs all of these tests, `make test` none of them. `make test-all` leaves out extra/, which needs
+more packages, and long/, which takes minutes.
 """
 
 from __future__ import annotations

@@ -55,12 +55,14 @@ def measured(root: Path, out: Path, *arguments: str, jobs: int = 1) -> tuple[str
     return printed, {path.stem[4:]: json.loads(path.read_text())["results"] for path in out.glob("gpu_*.json")}
 
 
+@pytest.mark.long
 def test_gpu_checks_run_on_a_cpu(root: Path, tmp_path: Path) -> None:
     _, found = measured(root, tmp_path, "tests", "--only", f"^tests/({'|'.join(CHECKS)})")
     assert all(any(re.match(check, name) for name in found["tests"]) for check in CHECKS)
     assert all(result["ok"] for result in found["tests"].values())
 
 
+@pytest.mark.long
 def test_gpu_benchmark_runs_on_a_cpu(root: Path, tmp_path: Path) -> None:
     """All stages but what takes seconds to compile; no measurement fails, and the table shows every one."""
     left_out = "compiled" if ALL else f"compiled|{REPEATED}"
@@ -198,6 +200,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_failed_and_hanging_stages_are_reported_and_others_run(root: Path, tmp_path: Path) -> None:
     script = tmp_path / "pool.py"
     script.write_text(POOL)
@@ -225,6 +228,7 @@ for fields in limits.variants() + kernel_cases.variants():
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
 def test_generated_kernels_compile(root: Path) -> None:
     """Those of the benchmark and of these tests, for a GPU that is not there; dependent launch only where meant."""

@@ -23,6 +23,7 @@ from weft.ir.registry import Alternatives, DuplicateName, Registry
 
 from ..warm import command
 
+pytestmark = pytest.mark.long
 HERE = Path(__file__).parent
 PROJECT = tomllib.loads((HERE / "weft_extras" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ENTRIES = "".join(f"{name} = {what}\n" for name, what in PROJECT["entry-points"]["weft.plugins"].items())

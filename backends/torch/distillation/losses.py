@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,21 @@ class Predictions:
         return terms
 
 
+class OutputErrors:
+    """The error of an encoder's outputs, Σ‖y − t‖² relative to their size, Σ‖t‖²: the mean over outputs and windows."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self.teacher = teacher
+
+    def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, Tensor]:
+        with torch.no_grad():
+            targets = _run_windows(self.teacher.module, batch.windows)
+        with parametrize.cached():
+            outputs = _run_windows(net, batch.windows)
+        pairs = [(y, t) for y, t in zip(outputs, targets, strict=True) if t.dim() > 1]  # others are auxiliary losses
+        return {"loss": torch.stack([_compute_error(y, t, torch.zeros_like(t)) for y, t in pairs]).mean()}
+
+
 class Layers:
     """The mean error of a student's layers, each given the teacher's input of that layer: Σ‖y − t‖² relative to the
     change of the layer's input, Σ‖t − x‖² (blockwise distillation; Li 2020, arXiv 1911.13053).
@@ -151,26 +167,34 @@ class Layers:
 
     def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, Tensor]:
         with torch.no_grad(), record_layers(self.teacher.module) as expected:
-            self._run(self.teacher.module, batch.windows)
+            _run_windows(self.teacher.module, batch.windows)
         begins = [0, *(at + 1 for at in self.segments[:-1])]
         inputs = [expected[at][0] for at in begins]
         with parametrize.cached(), record_layers(net, inputs) as outputs:
-            self._run(net, batch.windows)
+            _run_windows(net, batch.windows)
         errors = []
         for (x, y), at in zip(outputs, self.segments, strict=True):
             errors.append(_compute_error(y, expected[at][1], x))
         return {"loss": torch.stack(errors).mean()}
 
-    def _run(self, net: nn.Module, windows: Tensor) -> None:
-        """Run `net` with the logits of one token, since only its layers are needed."""
-        net(windows, last=torch.zeros(len(windows), dtype=torch.long, device=windows.device))
+
+def _run_windows(net: nn.Module, windows: Tensor) -> tuple[Tensor, ...]:
+    """Return the outputs of `net` for windows of valid tokens; of a decoder the logits of one token."""
+    inputs = {
+        "last": torch.zeros(len(windows), dtype=torch.long, device=windows.device),
+        "attention_mask": torch.ones_like(windows),
+        "token_type_ids": torch.zeros_like(windows),
+    }
+    names = [n for n, p in signature(net.forward).parameters.items() if n == "last" or p.default is p.empty]
+    outputs = net(windows, **{name: inputs[name] for name in names if name in inputs})
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _compute_error(y: Tensor, target: Tensor, base: Tensor) -> Tensor:
-    """Return the mean over windows of ‖y − target‖² / ‖base − target‖², for [windows, length, width]. A mean of ratios:
-    the processes of a run may divide the windows."""
-    y, target, base = y.float(), target.float(), base.float()
-    errors, sizes = ((x - target).square().sum((1, 2)) for x in (y, base))
+    """Return the mean over windows of ‖y − target‖² / ‖base − target‖², for [windows, …, width]. A mean of ratios: the
+    processes of a run may divide the windows."""
+    y, target, base = (x.float().flatten(1) for x in (y, target, base))
+    errors, sizes = ((x - target).square().sum(1) for x in (y, base))
     return (errors / sizes.clamp_min(1e-12)).mean()
 
 

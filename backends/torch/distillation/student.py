@@ -7,7 +7,7 @@ of low rank (LoRA).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,24 +38,6 @@ TRAINED_OPERANDS = {
 }
 
 
-class _Product(torch.autograd.Function):
-    """The product of integer codes [..., groups, group] and scales [..., groups], which alone have a gradient. It saves
-    the codes for the backward pass as integers; autograd would save them as floats."""
-
-    @staticmethod
-    def forward(ctx: Any, codes: Tensor, scales: Tensor) -> Tensor:
-        ctx.save_for_backward(codes)
-        return codes * scales[..., None]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        (codes,) = ctx.saved_tensors
-        return None, (grads[0] * codes).sum(-1)
-
-
-_multiply_codes: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gives it no types
-
-
 class ScaledCodes(nn.Module):
     """A torch parametrization of a weight [..., out, width] by relative changes [..., out, groups] of its scales. The
     weight is codes · scales · (1 + change), cut to the first `width` columns."""
@@ -70,7 +52,7 @@ class ScaledCodes(nn.Module):
         self.width = width
 
     def forward(self, change: Tensor) -> Tensor:
-        return _multiply_codes(self.codes, self.scales * (1 + change)).flatten(-2)[..., : self.width]
+        return (self.codes * (self.scales * (1 + change))[..., None]).flatten(-2)[..., : self.width]
 
 
 class LowRank(nn.Module):

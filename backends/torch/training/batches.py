@@ -29,13 +29,16 @@ class WindowBatch:
 @dataclass(frozen=True, eq=False)
 class Windows:
     """The windows of `tokens` (ids [tokens], possibly a memory map), each `length` ids long and `stride` after the one
-    before. With `shift`, every epoch begins at another offset below `stride`, so that its windows differ."""
+    before. With `shift`, every epoch begins at another offset below `stride`, so that its windows differ. The ids
+    `begin` and `end`, which a tokenizer puts around a text, replace the first and the last of each window."""
 
     tokens: Array
     length: int
     stride: int
     seed: int = 0
     shift: bool = False
+    begin: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         spare = self.stride - 1 if self.shift else 0
@@ -57,7 +60,9 @@ class Windows:
 
     def _read(self, indices: Array, offsets: Array) -> WindowBatch:
         at = (indices * self.stride + offsets)[:, None] + np.arange(self.length)
-        return WindowBatch(torch.from_numpy(self.tokens[at].astype(np.int64)), torch.from_numpy(indices))
+        ids = self.tokens[at].astype(np.int64)
+        ids[:, : len(self.begin)], ids[:, self.length - len(self.end) :] = self.begin, self.end
+        return WindowBatch(torch.from_numpy(ids), torch.from_numpy(indices))
 
     @lru_cache(2)  # noqa: B019 (a run keeps its few windows until it ends)
     def _order_epoch(self, epoch: int) -> tuple[Array, int]:

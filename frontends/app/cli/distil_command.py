@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def distil_command(
     model: str, out: str | None, resume: str | None, every: int, wants_json: bool, **options: Any
 ) -> None:
-    """Train MODEL, a rewritten decoder, to predict the next token as its original does (distillation).
+    """Train MODEL, a rewritten decoder or encoder, to predict or to embed as its original does (distillation).
 
     MODEL is the result of any passes: fewer key and value heads, windows, fewer layers or features, quantized weights.
     Each changed layer is first trained alone, then all together. Training needs PyTorch. Nothing is written as the best
@@ -72,4 +72,4 @@ def distil_command(
 
         run = distil(model, folder, settings, resumes=resume is not None, report=report, progress=step, **options)
     if os.environ.get("RANK", "0") == "0":
-        print_run(run, wants_json, "KL divergence from the original")
+        print_run(run, wants_json)

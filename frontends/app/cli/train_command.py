@@ -114,13 +114,13 @@ def train_command(
     print_run(run, wants_json)
 
 
-def print_run(run: Run, wants_json: bool, measure: str = "loss") -> None:
+def print_run(run: Run, wants_json: bool) -> None:
     """Print the result of a run."""
     if wants_json:
         echo(format_json(asdict(run) | {"folder": str(run.folder)}))
         return
     losses = ", ".join(f"{getattr(run, name):.4f} {name}" for name in ("before", "best", "last"))
-    echo(f"{measure} on held-out text, in nats per token: {losses}")
+    echo(f"{run.measure}: {losses}")
     echo(f"{run.folder} written; try `weft run {run.folder}`")
 
 

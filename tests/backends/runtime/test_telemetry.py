@@ -22,6 +22,7 @@ weft.load(sys.argv[1]).generate([1, 2], max_tokens=2)
 """
 
 
+@pytest.mark.long
 def test_no_connection_and_no_file_outside_the_output(tmp_path: Path, root: Path) -> None:
     home, out, calls = tmp_path / "home", tmp_path / "out", tmp_path / "calls"
     home.mkdir()

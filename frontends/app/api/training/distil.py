@@ -42,6 +42,8 @@ WORDS = ("scales", "norms", "biases", "changed", "all", "lora")  # names of grou
 LAYERS = 0.2
 HELD_OUT = 16  # windows of a validation, which runs both models
 RATE = 5e-3  # relative to the size of a parameter (`Student.list_sizes`)
+DIVERGENCE = "KL divergence from the original on held-out text, in nats per token"
+ERROR = "error of the outputs on held-out text, relative to their size"
 PROMPT = 8  # tokens of the text at the start of a sampled sequence
 SAMPLE_BATCH = 64  # sequences sampled in one batch
 
@@ -60,14 +62,14 @@ def distil(
     report: Callable[[RunState], None] = lambda state: None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Run:
-    """Train `model`, a rewritten decoder, to predict the next token as its original `against` does, and write the run
-    folder `out`, which is a source.
+    """Train `model`, a rewritten decoder, to predict the next token as its original `against` does, or a rewritten
+    encoder to have its original's outputs, and write the run folder `out`, which is a source.
 
     An architecture without weights, such as one with linear attention, begins with the original's parameters of the
     same names and shapes. First each layer is trained alone, to compute the original's layer
     (`DistilSettings.layers`). Then all are trained together to minimize KL(original ‖ model) (Hinton 2015, arXiv
-    1503.02531). The best state on the last twentieth of the text is written, with scales in their stored dtype and
-    matrices of low rank added to their weights.
+    1503.02531), or the error of an encoder's outputs. The best state on the last twentieth of the text is written, with
+    scales in their stored dtype and matrices of low rank added to their weights.
 
     Args:
         text: files of plain text, JSON lines or token ids, or folders of the library datasets; by default a mixture of
@@ -76,9 +78,9 @@ def distil(
         report: called after every step.
 
     Raises:
-        WeftError: if the two are not decoders of the same tokens without caches, nothing can be trained, `out` exists
-            (or with `resumes` is not a run), a text cannot be read or is too short, the loss is not finite, or no state
-            is closer to the original than `model` was.
+        WeftError: if the two are not decoders or encoders of the same outputs without caches, nothing can be trained,
+            `out` exists (or with `resumes` is not a run), a text cannot be read or is too short, the loss is not
+            finite, or no state is closer to the original than `model` was.
     """
     folder, place = RunFolder(expand_home(out)), choose_device(device)
     if resumes:
@@ -87,6 +89,9 @@ def distil(
         folder.check_new()
     original, rewritten = load_source(against), load_source(model)
     _check_pair(rewritten, original)
+    is_encoder = original.graph.meta.get("kind") == "encoder"
+    if is_encoder and (settings.labels or settings.hidden or settings.samples):
+        raise WeftError(f"labels, hidden and samples are for decoders, and {rewritten.description} is an encoder")
     if rewritten.tokenizer is None:
         rewritten = replace(rewritten, tokenizer=original.tokenizer)
     if rewritten.random_init:
@@ -96,7 +101,7 @@ def distil(
         settings = replace(settings, layers=0.0 if choice.scales else LAYERS)
     layers, settings = settings.layers or 0.0, replace(settings, rate=settings.rate or RATE).resolve(rewritten)
 
-    from weft.backends.torch.distillation.losses import Layers, Predictions, Teacher, align_layers
+    from weft.backends.torch.distillation.losses import Layers, OutputErrors, Predictions, Teacher, align_layers
     from weft.backends.torch.distillation.student import copy_as_floats, open_student
     from weft.backends.torch.training.batches import Windows
     from weft.backends.torch.training.objectives import Objective
@@ -113,52 +118,37 @@ def distil(
         paths = [text] if isinstance(text, str | Path) else text or [MIXTURE]
         facts = {"source": make_absolute(rewritten.spec), "against": make_absolute(original.spec)}
         sources = [Corpus(expand_home(path), field) for path in paths]
-        begin_run(
-            folder,
-            rewritten,
-            sources,
-            [],
-            settings,
-            facts,
-            accelerator,
-            progress,
-            partial(_extend, original_net, settings, progress),
-        )
+        extend = partial(_extend, original_net, settings, progress)
+        begin_run(folder, rewritten, sources, [], settings, facts, accelerator, progress, extend)
     ids, held_out = folder.open_tokens()
     context = settings.context or 0
-    data = Windows(ids, context, context, settings.seed)
+    begin, end = find_special_tokens(rewritten.graph) if is_encoder else ((), ())
+    data = Windows(ids, context, context, settings.seed, begin=begin, end=end)
     pipeline = "; ".join(text for text in (rewritten.pipeline, "distil") if text)
 
     def build_model(_: object) -> Model:
         return replace(rewritten, graph=student.build_graph(), module=None, pipeline=pipeline, settings=None)
 
     with scratch_folder() as scratch:
-        teacher = Teacher(original_net, len(data), context, settings.top, scratch)
+        teacher = Teacher(original_net, len(data), context, 0 if is_encoder else settings.top, scratch)
         segments = align_layers(student.module, original_net) if layers or settings.hidden else []
-        predictions = Predictions(teacher, settings.labels, settings.hidden, segments)
-        shares: dict[str, tuple[Objective, float]] = {"predictions": (predictions, 1 - layers)}
-        if layers:
-            shares = {"layers": (Layers(teacher, segments), layers)} | shares
-        phases = {
-            name: Trainer(
-                accelerator, student.module, objective, data, settings.make_plan(share), (), student.list_sizes(), False
-            )
-            for name, (objective, share) in shares.items()
-        }
-        run = run_phases(
-            folder,
-            phases,
-            Windows(held_out, context, context),
-            settings.validate_every,
-            build_model,
-            Hooks(report, progress, tensorboard),
-            limit=HELD_OUT,
-            must_improve=True,
-        )
+        objectives: dict[str, Objective] = {"layers": Layers(teacher, segments)} if layers else {}
+        if is_encoder:
+            objectives["outputs"] = OutputErrors(teacher)
+        else:
+            objectives["predictions"] = Predictions(teacher, settings.labels, settings.hidden, segments)
+        phases, sizes = dict[str, Trainer](), student.list_sizes()
+        for name, objective in objectives.items():
+            plan = settings.make_plan(layers if name == "layers" else 1 - layers)
+            phases[name] = Trainer(accelerator, student.module, objective, data, plan, (), sizes, sharded=False)
+        validation = replace(data, tokens=held_out)
+        hooks, every = Hooks(report, progress, tensorboard), settings.validate_every
+        run = run_phases(folder, phases, validation, every, build_model, hooks, limit=HELD_OUT, must_improve=True)
+    run = replace(run, measure=ERROR if is_encoder else DIVERGENCE)
     if not run.best < run.before:
         raise WeftError(
-            f"{run.steps:,} steps brought {rewritten.description} no closer to {original.description} on held-out text "
-            f"(KL divergence {run.before:.3g}): try a smaller --rate, more --tokens or another --text"
+            f"{run.steps:,} steps brought {rewritten.description} no closer to {original.description} "
+            f"({run.measure}: {run.before:.3g}): try a smaller --rate, more --tokens or another --text"
         )
     return run
 
@@ -231,15 +221,27 @@ def _find_changed(graph: Graph, original: Graph, names: Sequence[str]) -> list[s
 
 
 def _check_pair(model: Model, original: Model) -> None:
-    """Raise WeftError unless both are decoders that can be trained, with the same number of tokens."""
-    for decoder in (model, original):
-        check_trainable(decoder)
-    first, second = (int(decoder.graph.outputs["logits"].width) for decoder in (model, original))
+    """Raise WeftError unless both are decoders or both encoders that can be trained, with the same outputs."""
+    for each in (model, original):
+        check_trainable(each, encoders=True)
+    first, second = (
+        ", ".join(f"{name} [{value.shape[-1]}]" for name, value in each.graph.outputs.items() if value.shape)
+        for each in (model, original)
+    )
     if first != second:
         raise WeftError(
-            f"{model.description} has {first} tokens and {original.description} {second}: give the original of the "
-            "model as --against"
+            f"{model.description} returns {first} and {original.description} {second}: give the original of the model "
+            "as --against"
         )
+
+
+def find_special_tokens(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that the tokenizer of `graph` puts before and after a text."""
+    if graph.tokenize is None:
+        return (), ()
+    special, text = map(tuple, graph.tokenize(["", "a"]))
+    length = next((i for i, (a, b) in enumerate(zip(special, text, strict=False)) if a != b), len(special))
+    return special[:length], special[length:]
 
 
 def _extend(net: Any, settings: DistilSettings, progress: Progress, ids: Array) -> Array:

@@ -65,14 +65,15 @@ class RunState:
 
 @dataclass(frozen=True)
 class Run:
-    """The result of a run: its `folder`, which is a source, its number of steps, and losses on the held-out text in
-    nats per token: before training, of the best and of the last state."""
+    """The result of a run: its `folder`, which is a source, its number of steps, and the loss that `measure` names:
+    before training, of the best and of the last state."""
 
     folder: Path
     steps: int
     before: float
     best: float
     last: float
+    measure: str = "loss on held-out text, in nats per token"
 
 
 @dataclass(frozen=True)

@@ -36,25 +36,22 @@ def choose_device(device: str) -> str:
     Raises:
         WeftError: if it cannot be used, or PyTorch or accelerate is not installed.
     """
-    place = choose_place(device, "torch")
     if find_spec("accelerate") is None:
         raise WeftError("training needs the package accelerate: install weft[train]")
-    return place.device
+    return choose_place(device, "torch").device
 
 
-def check_trainable(model: Model) -> None:
-    """Raise WeftError unless `model` is a decoder of token ids with logits for every token, and without caches."""
-    graph = model.graph
-    if (
-        (kind := graph.meta.get("kind", "decoder")) != "decoder"
-        or "logits" not in graph.outputs
-        or "task" in graph.meta
-    ):
+def check_trainable(model: Model, encoders: bool = False) -> None:
+    """Raise WeftError unless `model` is a decoder of token ids with logits for every token, and without caches, or with
+    `encoders` an encoder of token ids."""
+    graph, kind = model.graph, model.graph.meta.get("kind", "decoder")
+    is_generative = kind == "decoder" and "logits" in graph.outputs and "task" not in graph.meta
+    if not is_generative and not (encoders and kind == "encoder"):
         kind = "decoder without logits of tokens" if kind == "decoder" else kind
         raise WeftError(f"{model.spec} is a {kind}, and training here needs a decoder: it predicts the next token")
     if has_cache(graph):
         raise WeftError(f"{model.spec} has caches: train the model before the pass kv-cache, and run the pass after it")
-    if graph.inputs.keys() - {"input_ids", "position_ids", "attention_mask"}:
+    if graph.inputs.keys() - {"input_ids", "position_ids", "attention_mask", "token_type_ids"}:
         raise WeftError(f"{model.spec} reads {', '.join(graph.inputs)}, and training here gives it token ids only")
 
 

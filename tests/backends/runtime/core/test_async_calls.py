@@ -103,6 +103,7 @@ def test_threads_run_one_model_at_once(model: Generator) -> None:
         assert [tokens(result.result()) for result in results] == wanted * 4
 
 
+@pytest.mark.long
 def test_conversations_of_threads_share_stored_prefixes(smollm2: Generator) -> None:
     terms = {"role": "system", "content": "Answer politely, in one sentence, and never mention the weather. " * 8}
     questions = ["What is an apple?", "What is a stone?", "What is rain?", "What is a map?"]

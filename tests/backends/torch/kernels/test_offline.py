@@ -65,6 +65,7 @@ def test_shipped_kernels_compile_without_spills(part: int, pytestconfig: pytest.
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.long
 def test_generated_kernels_compile(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """Those of recurrences of one's own: no spills, dependent launch, for matrices 16-byte loads; and one of every op,
     of which sines of large numbers need a stack."""

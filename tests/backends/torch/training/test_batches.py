@@ -37,6 +37,13 @@ def test_a_shift_moves_the_windows_of_each_epoch_within_the_text() -> None:
     assert data.draw(0, 40 * len(data)).windows.max() <= 99
 
 
+def test_special_tokens_replace_the_ends_of_windows() -> None:
+    tokens = np.arange(100, 120)
+    batch = Windows(tokens, 6, 6, begin=(1, 2), end=(3,)).read(np.array([2, 0]))
+    assert batch.windows.tolist() == [[1, 2, 114, 115, 116, 3], [1, 2, 102, 103, 104, 3]]
+    assert tokens.tolist() == list(range(100, 120))
+
+
 def test_windows_are_read_by_number_and_split() -> None:
     data = Windows(np.arange(100), 9, 8, shift=True)
     batch = data.read(np.array([3, 0, 5]))

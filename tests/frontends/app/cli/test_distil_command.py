@@ -43,6 +43,7 @@ def test_distil_writes_a_model_closer_to_the_original(name: str, models: Path, t
     assert json.loads(again)["best"] == pytest.approx(best, abs=1e-4)
 
 
+@pytest.mark.long
 def test_two_processes_reach_the_losses_of_one(models: Path, warm: dict[str, str], tmp_path: Path) -> None:
     options = ("--against", models / "run", "--text", models / "notes.txt", *SHORT, "--rate", "0.02", "--steps", "6")
     done("distil", models / "heads", *options, "-o", tmp_path / "one")

@@ -18,7 +18,7 @@ from weft import DistilSettings
 from weft.backends.torch.training.batches import Windows
 from weft.frontends.app.api.modules import torch as torch_module
 from weft.frontends.app.api.rewrite import rewrite
-from weft.frontends.app.api.training.distil import choose_parameters, inherit_weights
+from weft.frontends.app.api.training.distil import choose_parameters, find_special_tokens, inherit_weights
 from weft.frontends.app.api.training.run_folder import Run, RunState
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
@@ -279,6 +279,41 @@ def test_gradients_equal_a_plain_loop(text: Path) -> None:
         assert norms[n] == pytest.approx(float(norm), rel=1e-3)
 
 
+@pytest.mark.parametrize("pipeline", ["mha-to-gqa{kv_heads=1}", QUANTIZE])
+def test_an_encoder_comes_closer_in_its_outputs(pipeline: str, text: Path) -> None:
+    block = weft.Block(weft.Attention(4, causal=False), weft.GatedMLP(48), weft.LayerNorm())
+    first = in_memory(weft.Encoder(VOCAB, 32, 2, block, context=64, pooler=True).graph())
+    rewritten = run_passes(first, pipeline)
+    run, trained = distil(rewritten, first, text, layers=0.5, rate=0.02)
+    ids = np.load(run.folder / "held_out.npy")[: 2 * CONTEXT].reshape(-1, CONTEXT)
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "position_ids": np.arange(CONTEXT)[None].repeat(2, 0),
+    }
+
+    def compute(graph: Graph) -> dict[str, np.ndarray]:
+        return interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs})
+
+    wanted = compute(first)
+    for graph, error in ((rewritten, run.before), (trained, run.best)):
+        errors = [
+            ((compute(graph)[k] - v) ** 2).reshape(2, -1).sum(1) / (v**2).reshape(2, -1).sum(1)
+            for k, v in wanted.items()
+        ]
+        assert error == pytest.approx(np.mean(errors), rel=5e-3)
+    assert (
+        run.best < 0.9 * run.before and run.measure == "error of the outputs on held-out text, relative to their size"
+    )
+    with pytest.raises(WeftError, match=r"labels, hidden and samples are for decoders, and .* is an encoder"):
+        distil(rewritten, first, text, "more", labels=1.0)
+
+
+def test_windows_of_an_encoder_have_the_special_tokens(minilm_folder: Path) -> None:
+    assert find_special_tokens(weft.load_source(minilm_folder).graph) == ((101,), (102,))
+    assert find_special_tokens(original("tied")) == ((), ())
+
+
 def test_without_improvement_no_model_is_written(text: Path) -> None:
     first = original("tied")
     with pytest.raises(WeftError, match=r"no closer to .* on held-out text"):
@@ -295,7 +330,7 @@ def test_unsuitable_pairs_are_refused(text: Path) -> None:
             weft.distil(model, text.parent / "out", replace(SETTINGS, **settings), against=against, text=text)
         assert not (text.parent / "out").exists()
 
-    refuse(r"has 53 tokens and .* 54: give the original of the model as --against", against=other)
+    refuse(r"returns logits \[53\] and .* logits \[54\]: give the original of the model as --against", against=other)
     refuse("has caches", model=run_passes(first, f"{QUANTIZE}, kv-cache"))
     with pytest.raises(WeftError, match="rank is 0"):
         DistilSettings(rank=0)

@@ -26,7 +26,6 @@ from weft.ir.errors import WeftError
 
 from .....sampling import ALL
 
-BOOK = Path(__file__).resolve().parents[5] / "examples" / "texts" / "kings.txt"
 STEPS = 300 if ALL else 12
 SETTINGS = TrainingSettings(steps=STEPS, batch=4, context=32, accumulate=2, validate_every=STEPS // 2)
 MODELS = """
@@ -64,6 +63,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def book(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "book.txt"
+    file.write_bytes((root / "examples/texts/kings.txt").read_bytes()[:50_000])
+    return file
+
+
+@pytest.fixture(scope="module")
+def begun(models: Path, book: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one step of the model `states`."""
+    return weft.train(
+        f"{models}:states", book, tmp_path_factory.mktemp("begun") / "run", replace(SETTINGS, steps=1)
+    ).folder
+
+
 def rows(folder: Path) -> list[dict[str, str]]:
     """The log, without times."""
     with (folder / "log.csv").open(newline="") as file:
@@ -83,13 +97,13 @@ def stop_at(number: int) -> Callable[[RunState], None]:
 
 
 @pytest.mark.parametrize("name", ["experts", "corrected", "states", "learned", "ranked"])
-def test_an_interrupted_run_continues_bit_by_bit(name: str, models: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_bit_by_bit(name: str, models: Path, book: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     more: dict[str, Any] = {"save_as": f"{models}:signed"} if name == "ranked" else {}
     spec = f"{models}:{name}"
-    run = weft.train(spec, BOOK, whole, SETTINGS, **more)
+    run = weft.train(spec, book, whole, SETTINGS, **more)
     with pytest.raises(Stop):
-        weft.train(spec, BOOK, parts, SETTINGS, **more, report=stop_at(STEPS // 2 + 1))
+        weft.train(spec, book, parts, SETTINGS, **more, report=stop_at(STEPS // 2 + 1))
     assert weft.resume(parts, spec, **more) == replace(run, folder=parts)
     assert rows(parts) == rows(whole)
     one, two = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (whole, parts))
@@ -101,44 +115,47 @@ def test_an_interrupted_run_continues_bit_by_bit(name: str, models: Path, tmp_pa
     assert [row["step"] for row in losses if row["validation"]] == [str(STEPS // 2), str(STEPS)]
 
 
-def test_the_run_is_a_source_of_its_best_model(models: Path, tmp_path: Path) -> None:
+def test_the_run_is_a_source_of_its_best_model(models: Path, book: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = weft.train(
-        f"{models}:experts", BOOK, out, replace(SETTINGS, rate=0.05, schedule="constant"), tokenizer="bpe:300"
+        f"{models}:experts", book, out, replace(SETTINGS, rate=0.05, schedule="constant"), tokenizer="bpe:300"
     )
     assert (out / "loss.svg").read_text().startswith("<?xml")
     model = weft.load_source(out)
     assert model.description == "run run" and not model.random_init
     assert model.provenance["source"]["trained"]["settings"]["rate"] == 0.05
-    score = weft.evaluate([], against=out, text=BOOK, tokens=64, device="cpu").scores[0]
+    score = weft.evaluate([], against=out, text=book, tokens=64, device="cpu").scores[0]
     assert score.nll is not None and score.nll < 6
     compiled = weft.compile(out, tmp_path / "compiled")
     assert compiled is not None and len(weft.load(tmp_path / "compiled").generate("And", max_tokens=4)[0].tokens) == 4
-    weft.train(out, BOOK, tmp_path / "further", replace(SETTINGS, steps=2))
+    weft.train(out, book, tmp_path / "further", replace(SETTINGS, steps=2))
     further = json.loads((tmp_path / "further" / "run.json").read_text())
     assert further["results"]["before"] == pytest.approx(run.best, rel=0.02)  # of fewer windows
     with pytest.raises(WeftError, match="exists: name another folder, or continue its run with --resume"):
-        weft.train(out, BOOK, tmp_path / "further", SETTINGS)
+        weft.train(out, book, tmp_path / "further", SETTINGS)
     shutil.rmtree(out / "best")
     with pytest.raises(WeftError, match="is a run without a model yet: continue it with `weft train --resume"):
         weft.load_source(out)
 
 
-def test_a_held_out_text_and_ids_may_be_given(models: Path, tmp_path: Path) -> None:
+def test_a_held_out_text_and_ids_may_be_given(models: Path, book: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("abcd " * 100)
     settings = replace(SETTINGS, steps=2, accumulate=1)
-    repeated = weft.train(f"{models}:states", BOOK, tmp_path / "a", settings, validation=tmp_path / "other.txt")
+    repeated = weft.train(f"{models}:states", book, tmp_path / "a", settings, validation=tmp_path / "other.txt")
     assert repeated.before == pytest.approx(
-        weft.train(f"{models}:states", BOOK, tmp_path / "b", settings).before, rel=0.1
+        weft.train(f"{models}:states", book, tmp_path / "b", settings).before, rel=0.1
     )
     (tmp_path / "ids.json").write_text(json.dumps(list(range(200)) * 3))
     assert weft.train(f"{models}:states", tmp_path / "ids.json", tmp_path / "c", settings).steps == 2
     assert not (tmp_path / "c" / "tokenizer").exists()
 
 
-def test_a_killed_run_continues_from_its_last_checkpoint(models: Path, warm: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_killed_run_continues_from_its_last_checkpoint(
+    models: Path, book: Path, warm: dict[str, str], tmp_path: Path
+) -> None:
     settings = replace(SETTINGS, steps=40, validate_every=4)
-    weft.train(f"{models}:learned", BOOK, tmp_path / "whole", settings)
+    weft.train(f"{models}:learned", book, tmp_path / "whole", settings)
     command = [
         sys.executable,
         "-m",
@@ -146,7 +163,7 @@ def test_a_killed_run_continues_from_its_last_checkpoint(models: Path, warm: dic
         "train",
         f"{models}:learned",
         "--text",
-        str(BOOK),
+        str(book),
         "-o",
         str(tmp_path / "parts"),
     ]
@@ -163,12 +180,12 @@ def test_a_killed_run_continues_from_its_last_checkpoint(models: Path, warm: dic
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
-def test_two_processes_reach_the_losses_of_one(models: Path, warm: dict[str, str], tmp_path: Path) -> None:
+def test_two_processes_reach_the_losses_of_one(models: Path, book: Path, warm: dict[str, str], tmp_path: Path) -> None:
     """FSDP2 among two processes continues the run of one."""
     settings = TrainingSettings(steps=2, batch=4, context=32, validate_every=2, schedule="constant")
     spec = f"{models}:states"
-    weft.train(spec, BOOK, tmp_path / "half", settings)
-    weft.train(spec, BOOK, tmp_path / "whole", replace(settings, steps=4))
+    weft.train(spec, book, tmp_path / "half", settings)
+    weft.train(spec, book, tmp_path / "whole", replace(settings, steps=4))
     launch = [str(shutil.which("torchrun", path=warm["PATH"])), "--standalone", "--nproc-per-node", "2", "-m", "weft"]
     command = [*launch, "train", spec, "--resume", str(tmp_path / "half"), "--steps", "4"]
     done = subprocess.run(command, capture_output=True, text=True, env=warm)
@@ -185,8 +202,8 @@ def test_two_processes_reach_the_losses_of_one(models: Path, warm: dict[str, str
     )
 
 
-def test_settings_of_a_run_cannot_execute_code(models: Path, tmp_path: Path) -> None:
-    weft.train(f"{models}:states", BOOK, tmp_path / "run", replace(SETTINGS, steps=1))
+def test_settings_of_a_run_cannot_execute_code(models: Path, begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun, tmp_path / "run")
     evil = tmp_path / "evil.py"
     evil.write_text("raise SystemExit('it ran')")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -208,8 +225,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize(
     "file", ["checkpoint.pt", "run.json", "tokenizer/tokenizer.json", "log.csv", "tokens.npy", "held_out.npy"]
 )
-def test_a_damaged_run_is_refused_with_the_file(file: str, models: Path, tmp_path: Path) -> None:
-    weft.train(f"{models}:states", BOOK, tmp_path / "run", replace(SETTINGS, steps=1))
+def test_a_damaged_run_is_refused_with_the_file(file: str, models: Path, begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun, tmp_path / "run")
     sound = (tmp_path / "run" / file).read_bytes()
     for name, damage in DAMAGE.items():
         if file == "log.csv" and name != "rows":
@@ -220,13 +237,15 @@ def test_a_damaged_run_is_refused_with_the_file(file: str, models: Path, tmp_pat
         assert file.rpartition("/")[2] in str(error.value) or file.endswith(".npy"), (name, error.value)
 
 
-def test_untrainable_sources_are_refused(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrainable_sources_are_refused(
+    models: Path, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "encoder.py").write_text(
         "from weft import *\nmodel = Encoder(300, 16, 1, Block(Attention(2, causal=False), MLP(16), RMSNorm()))"
     )
 
-    def refuse(message: str, source: Any = f"{models}:states", text: Path = BOOK, **settings: Any) -> None:
+    def refuse(message: str, source: Any = f"{models}:states", text: Path = book, **settings: Any) -> None:
         with pytest.raises(WeftError, match=message):
             weft.train(source, text, tmp_path / "out", replace(SETTINGS, **settings))
         assert not (tmp_path / "out").exists() or "rate" in settings
@@ -234,10 +253,10 @@ def test_untrainable_sources_are_refused(models: Path, tmp_path: Path, monkeypat
     refuse("not enough for windows of 32", text=tmp_path / "short.txt")
     refuse("is a encoder|is an encoder", source=tmp_path / "encoder.py")
     cached = weft.run_passes(weft.load_source(f"{models}:states").graph, "kv-cache")
-    refuse("has caches", source=cached, text=BOOK)
+    refuse("has caches", source=cached, text=book)
     refuse("which muP initializes differently", source=f"{models}:learned", init="mup")
     refuse("the loss is", rate=1e30, clip=1e30, steps=50)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(WeftError, match="--tensorboard needs the package tensorboard"):
-        weft.train(f"{models}:states", BOOK, tmp_path / "board", SETTINGS, tensorboard=True)
+        weft.train(f"{models}:states", book, tmp_path / "board", SETTINGS, tensorboard=True)
     assert runs.HELD_OUT == 20
