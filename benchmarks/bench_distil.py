@@ -39,7 +39,7 @@ from weft.passes.fitting.calibration import MIXTURE
 
 TEXTS = Path(__file__).parent / "texts"
 HELD_OUT = {"transformers", "ml_dtypes", "tokenizers", "safetensors", "packaging"}  # packages in held_out.txt
-CALIBRATION = f"calibration={json.dumps(str(TEXTS / 'calibration.txt'))}"
+CALIBRATION = 'calibration="texts/calibration.txt"'  # of the folder of this file
 ROTATED, TEXT = "fold-norm-scale, rotate-residual, rotate-heads", 'calibration="TEXT", tokens=65536'
 PIECE = 2000  # characters; pieces of both training texts alternate in what quantization is fitted to
 CONTEXT, LONG = 256, 1024  # tokens of a window, and with windows of attention
@@ -196,7 +196,8 @@ def measure(name: str, args: argparse.Namespace, work: Path, text: Path) -> dict
     for kind, pipeline in REWRITES[name].items():
         folders[kind] = work / kind
         if not folders[kind].exists():
-            write_model(rewrite(load_source(GGUF), pipeline.replace("TEXT", str(mixed))), folders[kind])
+            pipeline = pipeline.replace("TEXT", str(mixed)).replace("texts/", f"{TEXTS}/")
+            write_model(rewrite(load_source(GGUF), pipeline), folders[kind])
     settings = DistilSettings(
         minutes=args.minutes, tokens=args.tokens, batch=2048 // context, context=context, bf16=True
     )
