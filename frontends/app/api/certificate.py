@@ -15,6 +15,7 @@ from weft.ir.storage.documents import Record, expand_home
 
 from ...formats.hf.hub import find_snapshot
 from ...formats.weft.manifest import make_absolute
+from ...formats.weft.model_folder import BEST, find_model
 from ...formats.weft.record_tables import CARD, RecordTable, build_tables, list_levels, render_card
 from .source.sources import find_architecture_file
 from .verify.evaluation import Evaluation, evaluate
@@ -42,7 +43,7 @@ def certify(
     measurements are repeated with `options` (trust, device, progress, as in `evaluate`); the text of an evaluation is
     at the recorded path or in `moved`. Raise WeftError if the folder has no record, or a malformed one.
     """
-    folder = Path(folder)
+    folder = find_model(Path(folder))
     manifest, damages = read_checked(folder)
     record, files = Record(folder, manifest), f"{len(manifest['files'])} files have their checksums"
     checks: list[tuple[Status, str, str]] = [("FAILS" if damages else "holds", files, "; ".join(damages))]
@@ -73,7 +74,7 @@ def _find_files(source: Record, name: str) -> Iterator[Path]:
         yield from (Path(folder) / match[2] for folder in source.get("adapters", list[str], [])[int(match[1]) :][:1])
     path = find_architecture_file(spec := source.text("spec", "")) or expand_home(spec)
     path = path if path.exists() else find_snapshot(spec) or path
-    yield path / name if path.is_dir() else path.with_name(name)
+    yield from (path / name, path / BEST / name) if path.is_dir() else (path.with_name(name),)
 
 
 def _repeat(folder: Path, entry: Record, moved: Sequence[str | Path], options: Mapping[str, Any]) -> str:
@@ -117,6 +118,7 @@ def _add_measurement(folder: Path, entry: dict[str, Any]) -> None:
     """Add `entry` to the record of `folder`, in the place of one with the same inputs; update its model card."""
     from weft import __version__
 
+    folder = find_model(folder)
     record, _ = read_checked(folder)
     previous = [e for e in record.get("measurements", []) if any(e.get(key) != entry.get(key) for key in INPUTS)]
     changes = {"measurements": [*previous, entry | {"weft": __version__}]}

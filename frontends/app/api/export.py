@@ -11,6 +11,7 @@ from weft.ir.errors import WeftError
 from weft.ir.storage import check_replaceable, replace_file
 from weft.passes import Report
 from weft.passes.core.resume import choose_store, remove_results
+from weft.passes.library.cleanup.training_noise import has_dropout
 
 from ...formats.weft.model_folder import collect_weights
 from ...model import Model, SourceLike
@@ -97,6 +98,8 @@ def export(
         check_replaceable(Path(out), model.files)
     if passes.strip():
         model = rewrite(model, passes, report=report, store=choose_store(out))
+    if has_dropout(model.graph):
+        model = rewrite(model, "drop-dropout", report=report)
     family = ""
     if format == "hf":
         from ...export.hf.hf_folder import write_huggingface

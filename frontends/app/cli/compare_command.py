@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.ir.storage import check_replaceable
+
 from ..api.training.training_settings import TrainingSettings
 from .completion import complete_sources
 from .options import default_option, device_option, settings_options, take_settings
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--match-parameters", is_flag=True, help="Change the feed-forward widths of the others to equal the first's size."
 )
-@settings_options(TrainingSettings)
+@settings_options(TrainingSettings, "validate_every")
 @click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE", help="Draw the curves: .svg, .png or .pdf.")
 @default_option("--theme", "light", "The colours of the chart.", type=click.Choice(["light", "dark"]))
 @device_option
@@ -53,6 +55,7 @@ def compare_command(
         raise click.UsageError("a comparison needs a text to train on: --text FILE")
     if plot is not None:
         check_chart(Path(plot))
+        check_replaceable(Path(plot))
     settings = TrainingSettings(**take_settings(TrainingSettings, options))
     with show_progress("opening", "steps") as step:
 

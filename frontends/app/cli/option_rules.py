@@ -36,6 +36,8 @@ NEEDS = {  # by command and option: other options, one of which must also be giv
     "run": {"system": "chat"},
     "opt": {"trace": "passes", "verify": "passes", "dump_ir": "passes"},
     "export": {"trace": "passes"},
+    "compare": {"theme": "plot"},
+    "certificate": {"moved": "recheck", "trust": "recheck"},
     "eval": {"theme": "plot", "plot": _VARIANTS, "layers": _VARIANTS},
     "inspect": {"target": "weights", "dtype": "parts weights parallel as_json"},
 }

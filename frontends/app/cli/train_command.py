@@ -97,9 +97,8 @@ def train_command(
                 print_state(state)
 
         if resume is not None:
-            options.pop("field")
-            fixed = (out, *text, options.pop("tokenizer"), options.pop("validation"), *(chosen.keys() - {"steps"}))
-            if any(fixed):
+            fixed = (options.pop("tokenizer"), options.pop("validation"), options.pop("field") != "text")
+            if any((out, *text, *fixed, *(chosen.keys() - {"steps"}))):
                 raise WeftError(
                     "a resumed run has its text and settings: give --resume only SOURCE, --steps and --device"
                 )
@@ -119,15 +118,15 @@ def print_run(run: Run, wants_json: bool) -> None:
     if wants_json:
         echo(format_json(asdict(run) | {"folder": str(run.folder)}))
         return
-    losses = ", ".join(f"{getattr(run, name):.4f} {name}" for name in ("before", "best", "last"))
+    losses = ", ".join(f"{getattr(run, name):.5g} {name}" for name in ("before", "best", "last"))
     echo(f"{run.measure}: {losses}")
     echo(f"{run.folder} written; try `weft run {run.folder}`")
 
 
 def print_state(state: RunState) -> None:
     """Print a line about a step of a run."""
-    losses = "  ".join(f"{name} {value:.4f}" for name, value in state.step.losses.items() if value)
-    validation = "" if state.validation is None else f"  validation {state.validation:.4f}"
+    losses = "  ".join(f"{name} {value:.5g}" for name, value in state.step.losses.items() if value)
+    validation = "" if state.validation is None else f"  validation {state.validation:.5g}"
     remaining = f"  {format_duration(state.remaining)} left" if state.done < 1 else ""
     speed = f"{state.speed:,.0f} tokens/s"
     echo(f"{state.phase} {state.number:5}  {losses}{validation}  rate {state.step.rate:.2e}  {speed}{remaining}")

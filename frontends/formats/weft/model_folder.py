@@ -76,6 +76,11 @@ def write_model(
         (folder / GRAPH).write_text(str(graph), encoding="utf-8")
 
 
+def find_model(folder: Path) -> Path:
+    """Return `folder`, or if it is a run's the folder of its best model."""
+    return folder / BEST if (folder / RUN).is_file() else folder
+
+
 def read_model(spec: str, path: Path) -> Model:
     """Return the model of the model folder at `path`; `spec` is the name by which the user requested it.
 

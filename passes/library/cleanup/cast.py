@@ -24,16 +24,7 @@ class CastDtype(Pass):
 
     Source: Micikevicius 2018, arXiv:1710.03740; Kalamkar 2019, arXiv:1905.12322.
 
-    Example cast{dtype=bf16}::
-
-        graph example {
-          input %ids: i64[batch, seq]
-          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
-          param %w: f32[6, 4] = normal([6, 4], std=0.5, stream="w")
-          %x: f32[batch, seq, 4] = embedding(%ids, %embed)
-          %y: f32[batch, seq, 6] = linear(%x, %w)
-          output y = %y
-        }
+    Example cast{dtype=bf16}, on the graph of pad-vocab.
     """
 
     name = "cast"

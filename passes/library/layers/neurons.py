@@ -34,17 +34,7 @@ class PruneNeurons(Pass):
 
     Source: McCarley 2019 (arXiv 1910.06360); least squares as in Optimal Brain Surgeon (Hassibi 1993).
 
-    Example prune-neurons{keep=0.5}::
-
-        graph example {
-          input %x: f32[batch, seq, 4]
-          param %up.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
-          param %down.weight: f32[4, 6] = normal([4, 6], std=0.5, stream="down")
-          %up: f32[batch, seq, 6] = linear(%x, %up.weight)
-          %relu: f32[batch, seq, 6] = relu(%up)
-          %down: f32[batch, seq, 4] = linear(%relu, %down.weight)
-          output y = %down
-        }
+    Example prune-neurons{keep=0.5}, on the graph of upcycle-to-moe.
     """
 
     name = "prune-neurons"
@@ -154,7 +144,7 @@ class PermuteNeurons(Pass):
 
     Source: Hecht-Nielsen 1990; Git Re-Basin (Ainsworth 2022, 2209.04836).
 
-    Example permute-neurons, on the graph of prune-neurons.
+    Example permute-neurons, on the graph of upcycle-to-moe.
     """
 
     name = "permute-neurons"

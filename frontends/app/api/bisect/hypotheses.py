@@ -235,7 +235,8 @@ def _list_results(region: Region, op: Operation, _: Any) -> Iterator[TrialChange
         functions.append(("bias", f"one vector is added to all positions of {target}", x + (y - x).mean(0)))
         ratio = y / x
         norm = x * ratio[:, :1] * (ratio[:1] / ratio[0, 0])  # of ratios of single elements, which lose digits
-        functions.append(("norm", f"each position of {target} is multiplied by its own factor, as by a norm", norm))
+        if np.ptp(ratio[:, 0]) > 1e-3 * abs(ratio[0, 0]):
+            functions.append(("norm", f"each position of {target} is multiplied by its own factor, as by a norm", norm))
     for kind, text, z in functions:
         yield TrialChange(kind, text, op, results={target: z.reshape(pair[0].shape)})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from weft.ir.storage import replace_file, scratch_folder
 from weft.ir.storage.documents import expand_home
 from weft.ir.types.sizes import evaluate
 from weft.passes.analysis.costs import compute_cost, count_parameters
+from weft.passes.fitting.calibration import find_vocabulary_size
 
 from ....model import Model
 from ..inspect.counting import inspect
@@ -93,8 +95,10 @@ def compare(
     Raises:
         WeftError: if there are fewer than two sources, one is not an architecture, or as in `train`.
     """
-    if len(sources) < 2:
-        raise WeftError("a comparison needs two architectures or more")
+    if len(sources) < 2 or seeds < 1:
+        raise WeftError("a comparison needs two architectures or more, and seeds of 1 or more")
+    if flops is not None and (settings.steps or settings.tokens or not 0 < flops < math.inf):
+        raise WeftError(f"flops ({flops}) must be positive, instead of steps or tokens: give one of them")
     if settings.minutes is not None:
         raise WeftError("variants are compared at equal steps, tokens or FLOPs, not in equal time")
     from weft.backends.torch.training.trainer import open_accelerator
@@ -107,6 +111,10 @@ def compare(
     models = [models[0], *(_match(model, models[0]) for model in models[1:])] if match_parameters else models
     settings = settings.resolve(models[0])
     ids, held_out = read_tokens(models[0], training, rest, settings, progress)
+    for model in models[1:]:
+        settings.resolve(model)
+        if (largest := max(ids.max(), held_out.max())) >= (vocab := find_vocabulary_size(model.graph)):
+            raise WeftError(f"the text has token {largest}, but the tokens of {model.spec} are 0 to {vocab - 1}")
     costs = [_count_flops(model, settings) for model in models]
     runs: list[list[tuple[Point, ...]]] = [[] for _ in models]
     for seed in range(settings.seed, settings.seed + seeds):

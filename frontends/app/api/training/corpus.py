@@ -110,13 +110,15 @@ def read_sequence(model: Model, corpora: Sequence[Corpus], progress: Progress = 
             rows: Iterable[Array] = map(np.asarray, read_ids(corpus.path))
         else:
             if model.graph.tokenize is None:
-                raise WeftError(f"{model.spec} has no tokenizer for {corpus.path}: name one with --tokenizer")
+                raise WeftError(f"{model.spec} has no tokenizer for {corpus.path}: give token ids, as .npy or .json")
             rows = _tokenize(model, corpus, end if corpus.has_documents else [])
         for row in rows:
             if len(row) and not 0 <= int(row.min()) <= int(row.max()) < vocab:
                 wrong = int(row.min()) if row.min() < 0 else int(row.max())
                 raise WeftError(f"{corpus.path} has token {wrong}, but the tokens of the model are 0 to {vocab - 1}")
             parts.append(row.astype(dtype))
+        if not sum(map(len, parts)):
+            raise WeftError(f"{corpus.path} has no text: use another")
     progress("tokenizing", len(corpora), len(corpora))
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 

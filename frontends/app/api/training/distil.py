@@ -6,9 +6,8 @@ import fnmatch
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +15,11 @@ from weft.backends.block_weights import is_quantized
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe, Source
-from weft.ir.recipes.readers import Array, SpilledTensors
+from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.storage import scratch_folder
 from weft.ir.storage.documents import expand_home
 from weft.passes.analysis.costs import find_learned_params
-from weft.passes.fitting.calibration import MIXTURE
+from weft.passes.fitting.calibration import MIXTURE, find_vocabulary_size
 from weft.passes.fitting.matrices import find_matrices
 
 from ....formats.weft.manifest import make_absolute
@@ -30,7 +29,7 @@ from ..modules import torch as build
 from ..source.sources import load_source
 from .corpus import Corpus, Progress
 from .run_folder import Run, RunFolder, RunState
-from .runs import Hooks, begin_run, run_phases
+from .runs import Hooks, begin_run, check_resumed, run_phases
 from .trainers import check_trainable, choose_device
 from .training_settings import DistilSettings
 
@@ -44,8 +43,6 @@ HELD_OUT = 16  # windows of a validation, which runs both models
 RATE = 5e-3  # relative to the size of a parameter (`Student.list_sizes`)
 DIVERGENCE = "KL divergence from the original on held-out text, in nats per token"
 ERROR = "error of the outputs on held-out text, relative to their size"
-PROMPT = 8  # tokens of the text at the start of a sampled sequence
-SAMPLE_BATCH = 64  # sequences sampled in one batch
 
 
 def distil(
@@ -82,24 +79,28 @@ def distil(
             `out` exists (or with `resumes` is not a run), a text cannot be read or is too short, the loss is not
             finite, or no state is closer to the original than `model` was.
     """
-    folder, place = RunFolder(expand_home(out)), choose_device(device)
-    if resumes:
-        folder.read()
-    else:
+    folder, hooks, place = RunFolder(expand_home(out)), Hooks(report, progress, tensorboard), choose_device(device)
+    record = folder.read() if resumes else None
+    if record is None:
         folder.check_new()
     original, rewritten = load_source(against), load_source(model)
     _check_pair(rewritten, original)
     is_encoder = original.graph.meta.get("kind") == "encoder"
-    if is_encoder and (settings.labels or settings.hidden or settings.samples):
-        raise WeftError(f"labels, hidden and samples are for decoders, and {rewritten.description} is an encoder")
-    if rewritten.tokenizer is None:
-        rewritten = replace(rewritten, tokenizer=original.tokenizer)
+    if is_encoder and (settings.labels or settings.hidden or settings.top != DistilSettings.top):
+        raise WeftError(f"labels, hidden and top are for decoders: {rewritten.description} is an encoder")
+    rewritten = replace(rewritten, tokenizer=rewritten.tokenizer or original.tokenizer)
     if rewritten.random_init:
         rewritten = replace(rewritten, graph=inherit_weights(rewritten.graph, original.graph), random_init=False)
     choice = choose_parameters(rewritten.graph, original.graph, settings.train)
-    if settings.layers is None:
-        settings = replace(settings, layers=0.0 if choice.scales else LAYERS)
-    layers, settings = settings.layers or 0.0, replace(settings, rate=settings.rate or RATE).resolve(rewritten)
+    layers = (0.0 if choice.scales else LAYERS) if settings.layers is None else settings.layers
+    settings = replace(settings, layers=layers, rate=settings.rate or RATE).resolve(rewritten)
+    paths = [text] if isinstance(text, str | Path) else text or [MIXTURE]
+    corpora = [Corpus(expand_home(path), field) for path in paths]
+    facts = {"source": make_absolute(rewritten.spec), "against": make_absolute(original.spec)}
+    if record is not None:
+        check_resumed(record, facts, settings, corpora if text else [])
+
+    import torch
 
     from weft.backends.torch.distillation.losses import Layers, OutputErrors, Predictions, Teacher, align_layers
     from weft.backends.torch.distillation.student import copy_as_floats, open_student
@@ -108,20 +109,17 @@ def distil(
     from weft.backends.torch.training.trainer import Trainer, open_accelerator
 
     accelerator = open_accelerator(place, settings.bf16, settings.accumulate)
+    torch.manual_seed(settings.seed)
     original_net = build(original, device=accelerator.device)
     floats = copy_as_floats(rewritten.graph, choice)
     forms = build_module_graphs(simplify_trainable(floats.graph))
     student = open_student(rewritten.graph, floats, forms, accelerator.device, settings.rank)
     if not student.trainable:
         raise WeftError(f"{rewritten.description} has no parameters that can be trained")
-    if not resumes:
-        paths = [text] if isinstance(text, str | Path) else text or [MIXTURE]
-        facts = {"source": make_absolute(rewritten.spec), "against": make_absolute(original.spec)}
-        sources = [Corpus(expand_home(path), field) for path in paths]
-        extend = partial(_extend, original_net, settings, progress)
-        begin_run(folder, rewritten, sources, [], settings, facts, accelerator, progress, extend)
-    ids, held_out = folder.open_tokens()
+    if record is None:
+        begin_run(folder, rewritten, corpora, [], settings, facts, accelerator, progress)
     context = settings.context or 0
+    ids, held_out = folder.open_tokens(rewritten.graph, context)
     begin, end = find_special_tokens(rewritten.graph) if is_encoder else ((), ())
     data = Windows(ids, context, context, settings.seed, begin=begin, end=end)
     pipeline = "; ".join(text for text in (rewritten.pipeline, "distil") if text)
@@ -130,7 +128,8 @@ def distil(
         return replace(rewritten, graph=student.build_graph(), module=None, pipeline=pipeline, settings=None)
 
     with scratch_folder() as scratch:
-        teacher = Teacher(original_net, len(data), context, 0 if is_encoder else settings.top, scratch)
+        top = 0 if is_encoder or settings.top >= find_vocabulary_size(rewritten.graph) else settings.top
+        teacher = Teacher(original_net, len(data), context, top, scratch)
         segments = align_layers(student.module, original_net) if layers or settings.hidden else []
         objectives: dict[str, Objective] = {"layers": Layers(teacher, segments)} if layers else {}
         if is_encoder:
@@ -140,9 +139,11 @@ def distil(
         phases, sizes = dict[str, Trainer](), student.list_sizes()
         for name, objective in objectives.items():
             plan = settings.make_plan(layers if name == "layers" else 1 - layers)
+            if phases:  # the rest of the run
+                plan = replace(plan, steps=max(1, (settings.steps or 0) - phases["layers"].plan.steps))
             phases[name] = Trainer(accelerator, student.module, objective, data, plan, (), sizes, sharded=False)
         validation = replace(data, tokens=held_out)
-        hooks, every = Hooks(report, progress, tensorboard), settings.validate_every
+        every = settings.validate_every
         run = run_phases(folder, phases, validation, every, build_model, hooks, limit=HELD_OUT, must_improve=True)
     run = replace(run, measure=ERROR if is_encoder else DIVERGENCE)
     if not run.best < run.before:
@@ -229,10 +230,7 @@ def _check_pair(model: Model, original: Model) -> None:
         for each in (model, original)
     )
     if first != second:
-        raise WeftError(
-            f"{model.description} returns {first} and {original.description} {second}: give the original of the model "
-            "as --against"
-        )
+        raise WeftError(f"{model.description} returns {first}, --against {original.description} {second}: they differ")
 
 
 def find_special_tokens(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -242,23 +240,3 @@ def find_special_tokens(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]
     special, text = map(tuple, graph.tokenize(["", "a"]))
     length = next((i for i, (a, b) in enumerate(zip(special, text, strict=False)) if a != b), len(special))
     return special[:length], special[length:]
-
-
-def _extend(net: Any, settings: DistilSettings, progress: Progress, ids: Array) -> Array:
-    """Return `ids`, cut to whole windows, with `settings.samples` tokens after them that the original `net` samples."""
-    import torch
-
-    from weft.backends.torch.distillation.sampled_sequences import sample_continuations
-
-    context = settings.context or 0
-    ids = ids[: len(ids) // context * context]
-    count, length = -(-settings.samples // context), min(PROMPT, context - 1)
-    random = np.random.default_rng(settings.seed)
-    starts = random.integers(len(ids) - length, size=(count, 1))
-    prompts = torch.from_numpy(ids[starts + np.arange(length)].astype(np.int64)).to(next(net.parameters()).device)
-    parts = [
-        sample_continuations(net, part, context, seed=settings.seed + i, progress=progress).cpu().numpy()
-        for i, part in enumerate(torch.split(prompts, SAMPLE_BATCH))
-        if count
-    ]
-    return np.concatenate([ids, *(part.reshape(-1).astype(ids.dtype) for part in parts)])

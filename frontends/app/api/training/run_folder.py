@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array
 from weft.ir.storage import check_replaceable, replace_file
 from weft.ir.storage.documents import Record, format_error, write_json
+from weft.passes.fitting.calibration import find_vocabulary_size
 
 from ....formats.weft.model_folder import BEST, RUN
 
@@ -135,15 +137,20 @@ class RunFolder:
             with replace_file(self.path / f"{name}.npy") as partial, partial.open("wb") as file:
                 np.save(file, ids)
 
-    def open_tokens(self) -> tuple[Array, Array]:
+    def open_tokens(self, graph: Graph, context: int) -> tuple[Array, Array]:
         """Return the ids of the text to train on, and of the held-out text, as memory maps.
 
         Raises:
-            WeftError: if they are missing or damaged.
+            WeftError: if they are missing, damaged, shorter than windows of `context`, or not all tokens of `graph`.
         """
         files = [self.path / f"{name}.npy" for name in ("tokens", "held_out")]
         try:
             training, held_out = (np.lib.format.open_memmap(file, "r") for file in files)
+            for ids, least in ((training, 2 * context), (held_out, context + 1)):
+                if ids.ndim != 1 or ids.dtype.kind != "u" or len(ids) < least:
+                    raise ValueError(f"{ids.dtype} {list(ids.shape)} are not {least} ids or more")
+                if int(ids.max()) >= (vocab := find_vocabulary_size(graph)):
+                    raise ValueError(f"token {ids.max()} is not below {vocab}")
         except (OSError, ValueError, SyntaxError) as e:
             raise WeftError(f"{self.path} has damaged tokens ({format_error(e)}): begin a new run") from e
         return training, held_out
@@ -158,7 +165,10 @@ class RunFolder:
         try:
             with file.open(newline="") as lines:
                 rows = csv.DictReader(lines)
-                return [{n: _PARSERS.get(n, float)(cell) for n, cell in row.items() if cell} for row in rows]
+                if rows.fieldnames != list(COLUMNS):
+                    raise ValueError("it has other columns")
+                complete = [row for row in rows if None not in row.values()]  # a kill may cut the last one
+                return [{n: _PARSERS.get(n, float)(cell) for n, cell in row.items() if cell} for row in complete]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, csv.Error) as e:
@@ -174,9 +184,13 @@ class Log:
         """Begin, or continue after `step`: later rows of an interrupted run are removed.
 
         Raises:
-            WeftError: if the log is damaged, or the package tensorboard is missing.
+            WeftError: if the log is damaged.
         """
-        self.folder, self.board = folder, _open_tensorboard(folder.path / "tensorboard") if tensorboard else None
+        self.folder, self.board = folder, None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(folder.path / "tensorboard"))
         self.rows = [row for row in folder.read_log() if row.get("step", step + 1) <= step]
         with replace_file(folder.path / "log.csv") as partial, partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
@@ -218,11 +232,3 @@ class Log:
         title = f"Loss of {self.folder.path.resolve().name}"
         with replace_file(self.folder.path / "loss.svg") as partial:
             partial.write_bytes(render_curves(".svg", title, "nats per token", {"tokens": curves}))
-
-
-def _open_tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as e:
-        raise WeftError("--tensorboard needs the package tensorboard: pip install tensorboard") from e
-    return SummaryWriter(str(folder))

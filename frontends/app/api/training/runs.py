@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 from weft.ir.storage.contents import hash_file
+from weft.ir.storage.documents import Record
 
 from ....formats.weft.manifest import list_versions
 from ....formats.weft.model_folder import write_model
@@ -35,11 +37,16 @@ VALIDATIONS = 10  # of a run, unless the settings say how often
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that are called during a run, and whether it writes TensorBoard's files."""
+    """Functions that are called during a run, and whether it writes TensorBoard's files, for which a package must be
+    installed (else WeftError)."""
 
     report: Callable[[RunState], None] = lambda state: None
     progress: Progress = lambda stage, done, total: None
     tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tensorboard and find_spec("tensorboard") is None:
+            raise WeftError("--tensorboard needs the package tensorboard: pip install tensorboard")
 
 
 def read_tokens(
@@ -68,6 +75,23 @@ def read_tokens(
     return ids, validation
 
 
+def check_resumed(
+    record: Record, facts: Mapping[str, Any], settings: TrainingSettings, corpora: Sequence[Corpus]
+) -> None:
+    """Raise WeftError if `record`, run.json, has other `facts`, settings (except lengths) or hashes of `corpora`."""
+    recorded = {**record.record("settings").data, **record.data}
+    requested: dict[str, Any] = {**dataclasses.asdict(settings), **facts}
+    if corpora:
+        requested["texts"] = [_hash_text(corpus) for corpus in corpora]
+        recorded["texts"] = [text.get("sha256") for text in recorded["texts"]]
+    for name, value in requested.items():
+        value = list(value) if isinstance(value, tuple) else value
+        if value != recorded.get(name) and name not in ("steps", "minutes"):
+            raise WeftError(
+                f"{record.source} has {name} {recorded.get(name)}, and this command {value}: give the same to continue"
+            )
+
+
 def begin_run(
     folder: RunFolder,
     model: Model,
@@ -77,12 +101,9 @@ def begin_run(
     facts: Mapping[str, Any],
     accelerator: Accelerator,
     progress: Progress,
-    extend: Callable[[Array], Array] = lambda ids: ids,
 ) -> None:
     """Create `folder` in the first process: the tokens of `corpora` and `held_out` (without it, of the last twentieth
     of each), the tokenizer of `model`, and run.json with `facts` and the settings.
-
-    extend: returns the tokens to train on with further ones after them.
 
     Raises:
         WeftError: if a text cannot be read, or is too short for the settings' context.
@@ -91,16 +112,19 @@ def begin_run(
         if not accelerator.is_main_process:
             return
         ids, rest = read_tokens(model, corpora, held_out, settings, progress)
-        ids = extend(ids)
         folder.path.mkdir(parents=True)
         folder.store_tokens(ids, rest)
         if model.tokenizer is not None:
             folder.tokenizer.mkdir()
             model.tokenizer(folder.tokenizer)
-        paths = [corpus.path for corpus in (*corpora, *held_out)]
-        hashes = [{"path": str(p.absolute()), "sha256": hash_file(p) if p.is_file() else None} for p in paths]
+        texts = (*corpora, *held_out)
+        hashes = [{"path": str(text.path.absolute()), "sha256": _hash_text(text)} for text in texts]
         versions = list_versions("torch", "accelerate", "tokenizers")
         folder.write({**facts, "settings": dataclasses.asdict(settings), "texts": hashes, "versions": versions})
+
+
+def _hash_text(corpus: Corpus) -> str | None:
+    return hash_file(corpus.path) if corpus.path.is_file() else None
 
 
 def run_phases(
@@ -123,7 +147,8 @@ def run_phases(
     best model is written.
 
     Raises:
-        WeftError: if the checkpoint or the log is damaged, or the loss is not finite.
+        WeftError: if the checkpoint or the log is damaged, more steps are done than the plan has, or the loss is not
+            finite.
     """
     from weft.backends.torch.training.checkpoint import gather_weights, load_checkpoint, save_checkpoint
 
@@ -132,6 +157,12 @@ def run_phases(
     state: dict[str, Any] = {"phase": 0, "earlier": 0, "elapsed": [], "best": math.inf}
     if folder.checkpoint.is_file():
         state = load_checkpoint(trainers, folder.checkpoint)
+        if (current := trainers[state["phase"]]).step > current.plan.steps:
+            raise WeftError(
+                f"{folder.path} has {state['earlier'] + current.step:,} steps already: give a larger --steps"
+            )
+    elif "results" in record:
+        raise WeftError(f"{folder.checkpoint} is missing: restore it, or begin a new run")
     else:
         hooks.progress("validating", 0, 1)
         state["before"] = state["last"] = final.validate(held_out, limit)
@@ -167,13 +198,14 @@ def run_phases(
                     write(folder.best, total)
                     if main:
                         save_more()
-                save_checkpoint(trainer, folder.checkpoint, state)
             if log is not None:
                 seconds = sum(each.elapsed for each in trainers)
                 tokens = trainer.plan.batch * trainer.data.stride
                 report = RunState(name, total, tokens, _measure(trainers), seconds, step, validation)
                 log.write(report)
                 hooks.report(report)
+            if validation is not None:  # after its row in the log, as later rows are removed where a run continues
+                save_checkpoint(trainer, folder.checkpoint, state)
     write(folder.last, state["earlier"] + trainers[-1].step)
     result = Run(folder.path, state["earlier"] + trainers[-1].step, state["before"], state["best"], state["last"])
     if main:

@@ -8,24 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.backends.block_weights import is_quantized
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, expand_home
 
 from ....export.peft_adapter import write_adapter
 from ....formats.weft.manifest import make_absolute
 from ....model import Model, SourceLike
-from ..modules import with_weights
+from ..modules import state_dict, with_weights
 from ..source.sources import find_architecture_file, load_source
 from .corpus import Corpus, Progress, attach_tokenizer
 from .run_folder import Run, RunFolder, RunState
 from .runs import Hooks, begin_run, run_phases
-from .trainers import check_trainable, choose_device, initialize_by, open_training
+from .trainers import check_trainable, choose_device, find_low_rank, initialize_by, open_training
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-HELD_OUT = 20  # one token of 20 is held out for validation
 
 
 def train(
@@ -71,17 +70,23 @@ def train(
     from weft.backends.torch.training.trainer import open_accelerator
 
     accelerator = open_accelerator(place, settings.bf16, settings.accumulate)
-    model = attach_tokenizer(load_source(source), tokenizer, training)
-    check_trainable(model)
+    check_trainable(model := load_source(source))
+    model = attach_tokenizer(model, tokenizer, training)
+    if settings.lora:
+        find_low_rank(model.graph)
     if settings.lora and save_as is not None:
         raise WeftError(
             "with lora, only matrices of low rank train, which do not fit another model: leave out --save-as"
         )
     for line in model.list_residual_notes() if accelerator.is_main_process else ():
         logging.getLogger("weft").warning("%s", line)
+    if any(is_quantized(param) for param in model.graph.params.values()):
+        logging.getLogger("weft").warning("%s is quantized, and trains as floats: distil keeps its codes", model.spec)
     saved = None if save_as is None else attach_tokenizer(load_source(save_as), tokenizer, training)
     settings = settings.resolve(model)
-    initialize_by(model, settings)  # an error comes before anything is written
+    initialize_by(model, settings)  # errors come before anything is written
+    if saved is not None:
+        with_weights(saved.graph, state_dict(model))
     facts = {"source": make_absolute(model.spec), "save_as": None if saved is None else make_absolute(saved.spec)}
     begin_run(folder, model, training, held_out, settings, facts, accelerator, progress)
     return _start(folder, model, saved, settings, accelerator, hooks)
@@ -140,7 +145,8 @@ def _start(
     hooks: Hooks,
 ) -> Run:
     """Train `model` from the checkpoint of `folder`, or from its beginning, to the end."""
-    training = open_training(model, *folder.open_tokens(), settings, accelerator)
+    tokens = folder.open_tokens(model.graph, settings.context or 0)
+    training = open_training(model, *tokens, settings, accelerator)
     student, base = training.student, model.origin("safetensors")
 
     def build_model(weights: Mapping[str, Any]) -> Model:

@@ -48,7 +48,8 @@ def check_trainable(model: Model, encoders: bool = False) -> None:
     is_generative = kind == "decoder" and "logits" in graph.outputs and "task" not in graph.meta
     if not is_generative and not (encoders and kind == "encoder"):
         kind = "decoder without logits of tokens" if kind == "decoder" else kind
-        raise WeftError(f"{model.spec} is a {kind}, and training here needs a decoder: it predicts the next token")
+        article = "an" if kind.startswith("e") else "a"
+        raise WeftError(f"{model.spec} is {article} {kind}, and training here needs a decoder, for the next token")
     if has_cache(graph):
         raise WeftError(f"{model.spec} has caches: train the model before the pass kv-cache, and run the pass after it")
     if graph.inputs.keys() - {"input_ids", "position_ids", "attention_mask", "token_type_ids"}:
@@ -118,18 +119,16 @@ def open_training(
     return Training(trainer, Windows(held_out, context + 1, context), build_graph, student)
 
 
-def open_low_rank(graph: Graph, rank: int, device: Any) -> Student:
-    """Return a student of `graph` with matrices of low `rank` for all weights that an adapter has names for.
+def find_low_rank(graph: Graph) -> frozenset[str]:
+    """Return the weights that an adapter of low rank has names for; raise WeftError if there are none."""
+    if names := frozenset(find_adaptable(graph)):
+        return names
+    raise WeftError(f"{graph.name} has no linear weight that is a tensor of a checkpoint as it is: leave out --lora")
 
-    Raises:
-        WeftError: if there are none.
-    """
+
+def open_low_rank(graph: Graph, rank: int, device: Any) -> Student:
+    """Return a student of `graph` with matrices of low `rank` for the weights of `find_low_rank`."""
     from weft.backends.torch.distillation.student import ParameterChoice, copy_as_floats, open_student
 
-    floats = copy_as_floats(graph, ParameterChoice(low_rank=frozenset(find_adaptable(graph))))
-    student = open_student(graph, floats, build_module_graphs(simplify_trainable(floats.graph)), device, rank)
-    if not student.trainable:
-        raise WeftError(
-            f"{graph.name} has no linear weight that is a tensor of a checkpoint as it is: leave out --lora"
-        )
-    return student
+    floats = copy_as_floats(graph, ParameterChoice(low_rank=find_low_rank(graph)))
+    return open_student(graph, floats, build_module_graphs(simplify_trainable(floats.graph)), device, rank)

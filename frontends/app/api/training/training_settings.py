@@ -85,6 +85,10 @@ class TrainingSettings:
                 if is_low or not value < float("inf"):
                     rule = "a positive number" if least is None else f"at least {least}"
                     raise WeftError(f"{field.name} is {value}, but it must be {rule}")
+        if self.steps is not None and self.tokens is not None:
+            raise WeftError("steps and tokens both are the length of the run: give one of them")
+        if self.width != type(self).width and self.init != "mup":
+            raise WeftError("width is a setting of init=mup: leave it out")
         if self.batch % self.accumulate:
             raise WeftError(f"a batch of {self.batch} windows cannot be computed in {self.accumulate} equal parts")
 
@@ -134,8 +138,8 @@ class TrainingSettings:
         try:
             if values.keys() != fields:
                 raise WeftError(f"{name} has settings of another version of weft: {sorted(fields ^ values.keys())[0]}")
-            return cls(**{**values, "betas": tuple(values["betas"])})
-        except TypeError as e:
+            return cls(**{**values, "betas": tuple(map(float, values["betas"]))})
+        except (TypeError, ValueError) as e:
             raise WeftError(f"{name} has invalid settings ({e})") from e
 
 
@@ -162,12 +166,13 @@ class DistilSettings(TrainingSettings):
     labels: float = setting(0.0, "Weight of the cross-entropy with the text itself; default: 0.", least=0)
     hidden: float = setting(0.0, "Weight of the error of the residual stream after each layer; default: 0.", least=0)
     top: int = setting(64, "Stored tokens of the original per position; default: 64; 0: all.", least=0)
-    samples: int = setting(0, "Additional tokens that the original samples; default: 0.", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refused = [f.name for f in dataclasses.fields(self) if f.name in UNUSED and getattr(self, f.name) != f.default]
         if refused:
             raise WeftError(f"{refused[0]} is a setting of weft.train, without effect on a distillation: leave it out")
+        if self.rank != type(self).rank and "lora" not in (self.train or ()):
+            raise WeftError("rank is for train=lora: leave it out")
         if (self.layers or 0) >= 1:
             raise WeftError(f"layers is {self.layers}, but it is a share of the run, below 1")

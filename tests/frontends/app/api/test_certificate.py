@@ -80,6 +80,19 @@ def test_changes_and_missing_files_are_found(home: Path) -> None:
     assert weft_command("certificate", home / "out").exit_code == 1
 
 
+def test_models_of_runs_are_checked(home: Path) -> None:
+    (home / "run").mkdir()
+    (home / "run" / "run.json").write_text("{}")
+    (home / "rewritten").rename(home / "run" / "best")
+    assert certify(home / "run").checks == certify(home / "run" / "best").checks
+    weft.compile(home / "run", home / "of_run", max_length=128)
+    assert not reasons(home / "of_run")
+    with (home / "run/best/model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"?")
+    assert "model.safetensors of the source" in reasons(home / "of_run") and "has changed" in reasons(home / "of_run")
+
+
 def test_recorded_evaluation_is_repeated(home: Path) -> None:
     evaluate(home, "out")
     evaluate(home, "out")  # replaces the first

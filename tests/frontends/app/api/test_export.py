@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
+import weft
 from weft.frontends import load_source
 from weft.frontends.app.api.export import export, write_parameters
 from weft.frontends.app.api.rewrite import rewrite
@@ -36,6 +37,11 @@ def test_suffix_selects_the_format(save: Save, tmp_path: Path) -> None:
         assert (tmp_path / name / "config.json").is_file()
     assert export(folder, tmp_path / "b.gguf") == "llama"  # a folder that is there is replaced by one
     assert (tmp_path / "b.gguf" / "config.json").is_file()
+
+
+def test_dropout_of_a_trained_architecture_is_left_out(tmp_path: Path) -> None:
+    block = weft.Block(weft.Attention(2, rope=weft.RoPE()), weft.GatedMLP(16), weft.RMSNorm(), dropout=0.1)
+    assert export(weft.Decoder(32, 8, 1, block), tmp_path / "out") == "llama"
 
 
 def test_refusals_are_one_line(save: Save, tmp_path: Path) -> None:

@@ -38,4 +38,6 @@ def test_impossible_comparisons_are_refused(home: Path) -> None:
     common = ("--text", "notes.txt", *SHORT)
     assert "needs two architectures or more" in refused("compare", "heads.py", *common)
     assert "not in equal time" in refused("compare", "heads.py", "single.py", *common, "--minutes", "1")
+    assert "--theme needs --plot" in refused("compare", "heads.py", "single.py", *common, "--theme", "dark")
+    assert "none/a.svg" in refused("compare", "heads.py", "single.py", *common, "--plot", "none/a.svg")
     assert "cannot write a chart as .gif" in refused("compare", "heads.py", "single.py", *common, "--plot", "a.gif")

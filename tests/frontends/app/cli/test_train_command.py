@@ -41,6 +41,7 @@ def test_impossible_options_are_refused(home: Path) -> None:
     done("train", "tiny.py", "--text", "notes.txt", *SHORT, "-o", "run")
     assert "names code, " in refused("train", "--resume", "run")
     assert "give --resume only SOURCE" in refused("train", "tiny.py", "--resume", "run", "--batch", "3")
+    assert "give --resume only SOURCE" in refused("train", "tiny.py", "--resume", "run", "--field", "body")
     assert "run exists" in refused("train", "tiny.py", "--text", "notes.txt", *SHORT, "-o", "run")
     assert "none.txt cannot be read" in refused("train", "tiny.py", "--text", "none.txt", "-o", "other")
     assert "rate is -1.0" in refused("train", "tiny.py", "--text", "notes.txt", "--rate", "-1", "-o", "other")

@@ -109,6 +109,11 @@ def test_permuted_heads_of_a_weight_are_found_after_attention() -> None:
     assert found is not None and (found.kind, found.operation.name) == ("permuted heads", "l")
 
 
+def test_scaled_rows_of_a_weight_are_no_norm() -> None:
+    found = explain((X @ W.T) * np.where(np.arange(16) == 7, 1.5, 1.0), node(ops.linear, "l", "x", "w"))
+    assert found is None or found.kind != "norm"
+
+
 def test_random_values_have_no_explanation() -> None:
     assert explain(RNG.normal(size=X.shape), LINEAR) is None
 

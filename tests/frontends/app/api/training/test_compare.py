@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 
+import numpy as np
 import pytest
 
 import weft
@@ -39,7 +40,9 @@ def test_a_variant_is_trained_as_by_train(sources: tuple[str, str, Path], tmp_pa
 
 def test_equal_compute_gives_a_smaller_variant_more_tokens(sources: tuple[str, str, Path]) -> None:
     heads, wide, text = sources
-    first, second = weft.compare([heads, wide], text, SETTINGS, flops=2e8, seeds=2, tokenizer="bytes")
+    first, second = weft.compare(
+        [heads, wide], text, replace(SETTINGS, steps=None), flops=2e8, seeds=2, tokenizer="bytes"
+    )
     ends = [variant.runs[0][-1] for variant in (first, second)]
     assert ends[0].tokens > 1.3 * ends[1].tokens
     for variant, end in zip((first, second), ends, strict=True):
@@ -64,5 +67,14 @@ def test_checkpoints_are_refused(sources: tuple[str, str, Path], tmp_path: Path)
     weft.train(heads, text, tmp_path / "run", replace(SETTINGS, steps=1))
     with pytest.raises(WeftError, match="is not an architecture: comparisons train variants from random weights"):
         weft.compare([heads, str(tmp_path / "run")], text, SETTINGS)
+    with pytest.raises(WeftError, match="seeds of 1 or more"):
+        weft.compare([heads, heads], text, SETTINGS, seeds=0)
+    for settings, flops in ((SETTINGS, 1e8), (replace(SETTINGS, steps=None), -5)):
+        with pytest.raises(WeftError, match=r"flops \(.*\) must be positive, instead of steps or tokens"):
+            weft.compare([heads, heads], text, settings, flops=flops)
+    (small := tmp_path / "small.py").write_text(TINY.replace("vocab=12", "vocab=5"))
+    np.save(tmp_path / "ids.npy", np.arange(1000) % 9)
+    with pytest.raises(WeftError, match=r"the text has token 8, but the tokens of .*small\.py are 0 to 4"):
+        weft.compare([heads, str(small)], tmp_path / "ids.npy", SETTINGS)
     with pytest.raises(WeftError, match="cannot write a chart"):
         draw_comparison([], tmp_path / "curves.gif")

@@ -102,7 +102,7 @@ def test_unreadable_texts_and_tokenizers_are_refused(tmp_path: Path, monkeypatch
     }.items():
         with pytest.raises(WeftError, match=message):
             read_sequence(model, [Corpus(tmp_path / name)])
-    with pytest.raises(WeftError, match=r"has no tokenizer for .*book\.txt: name one with --tokenizer"):
+    with pytest.raises(WeftError, match=r"has no tokenizer for .*book\.txt: give token ids"):
         read_sequence(architecture(), [Corpus(tmp_path / "book.txt")])
     with pytest.raises(WeftError, match="bpe:N needs at least 257 tokens"):
         attach_tokenizer(architecture(), "bpe:no", [])

@@ -238,7 +238,7 @@ def stop_at(number: int) -> Callable[[RunState], None]:
 def test_an_interrupted_run_continues_bit_by_bit(stop: int, text: Path) -> None:
     first = original("tied")
     quantized = run_passes(first, QUANTIZE)
-    settings = replace(SETTINGS, layers=0.5, tokens=None, steps=12, validate_every=3, top=8, samples=40, labels=0.1)
+    settings = replace(SETTINGS, layers=0.5, tokens=None, steps=12, validate_every=3, top=8, labels=0.1)
     options: dict[str, Any] = {"against": first, "text": text}
     whole = weft.distil(quantized, text.parent / "whole", settings, **options)
     with pytest.raises(Stop):
@@ -284,7 +284,7 @@ def test_an_encoder_comes_closer_in_its_outputs(pipeline: str, text: Path) -> No
     block = weft.Block(weft.Attention(4, causal=False), weft.GatedMLP(48), weft.LayerNorm())
     first = in_memory(weft.Encoder(VOCAB, 32, 2, block, context=64, pooler=True).graph())
     rewritten = run_passes(first, pipeline)
-    run, trained = distil(rewritten, first, text, layers=0.5, rate=0.02)
+    run, trained = distil(rewritten, first, text, layers=0.5, rate=0.02, top=64)
     ids = np.load(run.folder / "held_out.npy")[: 2 * CONTEXT].reshape(-1, CONTEXT)
     inputs = {
         "input_ids": ids,
@@ -305,8 +305,8 @@ def test_an_encoder_comes_closer_in_its_outputs(pipeline: str, text: Path) -> No
     assert (
         run.best < 0.9 * run.before and run.measure == "error of the outputs on held-out text, relative to their size"
     )
-    with pytest.raises(WeftError, match=r"labels, hidden and samples are for decoders, and .* is an encoder"):
-        distil(rewritten, first, text, "more", labels=1.0)
+    with pytest.raises(WeftError, match=r"labels, hidden and top are for decoders: .* is an encoder"):
+        distil(rewritten, first, text, "more", labels=1.0, top=64)
 
 
 def test_windows_of_an_encoder_have_the_special_tokens(minilm_folder: Path) -> None:
@@ -321,6 +321,36 @@ def test_without_improvement_no_model_is_written(text: Path) -> None:
     assert not (text.parent / "run" / "best").exists()
 
 
+def test_equal_settings_give_equal_runs(text: Path) -> None:
+    """With the start of matrices of low rank, and more stored tokens than the model has."""
+    first = original("tied")
+    merged = run_passes(first, "mha-to-gqa{kv_heads=1}")
+    runs = [
+        distil(merged, first, text, name, tokens=None, steps=3, train=("lora",), layers=0.2, top=64)[0]
+        for name in ("one", "two")
+    ]
+    logs = [[line.split(",")[4:8] for line in (run.folder / "log.csv").read_text().splitlines()] for run in runs]
+    assert logs[0] == logs[1] and len(logs[0]) == 4 and runs[0].steps == 3
+
+
+def test_another_run_is_not_continued(text: Path) -> None:
+    first = original("tied")
+    merged = run_passes(first, "mha-to-gqa{kv_heads=1}")
+    run, _ = distil(merged, first, text, tokens=None, steps=2)
+    np.save(text.with_name("other.npy"), np.load(text)[::-1])
+
+    def refuse(message: str, text: Any = (), **settings: Any) -> None:
+        chosen = replace(SETTINGS, **{"tokens": None, "steps": 4} | settings)
+        with pytest.raises(WeftError, match=message):
+            weft.distil(merged, run.folder, chosen, against=first, text=text, device="cpu", resumes=True)
+
+    refuse(r"run\.json has batch 8, and this command 4: give the same to continue", batch=4)
+    refuse("has labels 0.0, and this command 1.0", labels=1.0)
+    refuse("has texts", text=text.with_name("other.npy"))
+    chosen = replace(SETTINGS, tokens=None, steps=4)
+    assert weft.distil(merged, run.folder, chosen, against=first, text=text, device="cpu", resumes=True).steps == 4
+
+
 def test_unsuitable_pairs_are_refused(text: Path) -> None:
     first, other = original("tied"), in_memory(replace(MODELS["tied"], vocab=54).graph())
     quantized = run_passes(first, QUANTIZE)
@@ -330,7 +360,7 @@ def test_unsuitable_pairs_are_refused(text: Path) -> None:
             weft.distil(model, text.parent / "out", replace(SETTINGS, **settings), against=against, text=text)
         assert not (text.parent / "out").exists()
 
-    refuse(r"returns logits \[53\] and .* logits \[54\]: give the original of the model as --against", against=other)
+    refuse(r"returns logits \[53\], --against .* logits \[54\]: they differ", against=other)
     refuse("has caches", model=run_passes(first, f"{QUANTIZE}, kv-cache"))
     with pytest.raises(WeftError, match="rank is 0"):
         DistilSettings(rank=0)

@@ -48,7 +48,7 @@ def run(folder: Path, losses: list[float], monkeypatch: pytest.MonkeyPatch, **op
     settings = TrainingSettings(steps=4, batch=4, context=16, validate_every=1).resolve(MODEL)
     accelerator, run_folder, written = open_accelerator("cpu", False), RunFolder(folder / "run"), list[int]()
     begin_run(run_folder, MODEL, [corpus(folder, 1000)], [], settings, {}, accelerator, lambda *_: None)
-    training = open_training(MODEL, *run_folder.open_tokens(), settings, accelerator)
+    training = open_training(MODEL, *run_folder.open_tokens(MODEL.graph, 16), settings, accelerator)
     monkeypatch.setattr(training.trainer, "validate", lambda *_: losses.pop(0))
     result = run_phases(
         run_folder,

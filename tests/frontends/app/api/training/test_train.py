@@ -20,8 +20,10 @@ import torch
 
 import weft
 from weft import TrainingSettings
+from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.api.training import runs
 from weft.frontends.app.api.training.run_folder import RunState
+from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir.errors import WeftError
 
 from .....sampling import ALL
@@ -134,7 +136,7 @@ def test_the_run_is_a_source_of_its_best_model(models: Path, book: Path, tmp_pat
     with pytest.raises(WeftError, match="exists: name another folder, or continue its run with --resume"):
         weft.train(out, book, tmp_path / "further", SETTINGS)
     shutil.rmtree(out / "best")
-    with pytest.raises(WeftError, match="is a run without a model yet: continue it with `weft train --resume"):
+    with pytest.raises(WeftError, match="is a run without a model yet: continue it with --resume"):
         weft.load_source(out)
 
 
@@ -237,6 +239,28 @@ def test_a_damaged_run_is_refused_with_the_file(file: str, models: Path, begun: 
         assert file.rpartition("/")[2] in str(error.value) or file.endswith(".npy"), (name, error.value)
 
 
+def test_runs_that_cannot_continue_are_refused(models: Path, begun: Path, tmp_path: Path) -> None:
+    spec = f"{models}:states"
+    shutil.copytree(begun, run := tmp_path / "run")
+    weft.resume(run, spec, steps=3)
+    with pytest.raises(WeftError, match="run has 3 steps already: give a larger --steps"):
+        weft.resume(run, spec, steps=2)
+    (run / "checkpoint.pt").unlink()
+    with pytest.raises(WeftError, match=r"checkpoint\.pt is missing: restore it, or begin a new run"):
+        weft.resume(run, spec, steps=4)
+    assert len(rows(run)) == 3
+
+
+def test_quantized_weights_that_train_as_floats_are_mentioned(
+    models: Path, book: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(
+        rewrite(weft.load_source(f"{models}:learned"), "quantize{bits=4, group=16, method=rtn}"), tmp_path / "q"
+    )
+    weft.train(tmp_path / "q", book, tmp_path / "run", replace(SETTINGS, steps=1), tokenizer="bytes")
+    assert "is quantized, and trains as floats: distil keeps its codes" in caplog.text
+
+
 def test_untrainable_sources_are_refused(
     models: Path, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,8 +279,15 @@ def test_untrainable_sources_are_refused(
     cached = weft.run_passes(weft.load_source(f"{models}:states").graph, "kv-cache")
     refuse("has caches", source=cached, text=book)
     refuse("which muP initializes differently", source=f"{models}:learned", init="mup")
+    (tmp_path / "empty.txt").write_text("")
+    refuse(r"empty\.txt has no text", text=tmp_path / "empty.txt")
     refuse("the loss is", rate=1e30, clip=1e30, steps=50)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(WeftError, match="the state_dict has"):
+        weft.train(f"{models}:ranked", book, tmp_path / "saved", SETTINGS, save_as=f"{models}:experts")
+    with pytest.raises(WeftError, match="has no linear weight that is a tensor of a checkpoint"):
+        weft.train(f"{models}:states", book, tmp_path / "low", replace(SETTINGS, lora=4))
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(WeftError, match="--tensorboard needs the package tensorboard"):
         weft.train(f"{models}:states", book, tmp_path / "board", SETTINGS, tensorboard=True)
+    assert not {"saved", "low", "board"} & {path.name for path in tmp_path.iterdir()}
     assert runs.HELD_OUT == 20

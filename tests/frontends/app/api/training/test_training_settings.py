@@ -38,6 +38,9 @@ def test_settings_of_training_that_distillation_has_not_are_refused() -> None:
         DistilSettings(lora=2)
     with pytest.raises(WeftError, match="width is a setting"):
         DistilSettings(width=64)
+    with pytest.raises(WeftError, match="rank is for train=lora"):
+        DistilSettings(rank=4)
+    assert DistilSettings(rank=4, train=("lora",)).rank == 4
     with pytest.raises(WeftError, match="layers is 1, but it is a share of the run"):
         DistilSettings(layers=1)
 
@@ -70,5 +73,14 @@ def test_settings_are_read_back() -> None:
     assert TrainingSettings.read(values, "run.json") == settings
     with pytest.raises(WeftError, match=r"run\.json has settings of another version of weft: extra"):
         TrainingSettings.read(values | {"extra": 1}, "run.json")
-    with pytest.raises(WeftError, match=r"run\.json has invalid settings"):
-        TrainingSettings.read(values | {"steps": "x"}, "run.json")
+    for wrong in ({"steps": "x"}, {"betas": ["a", "b"]}):
+        with pytest.raises(WeftError, match=r"run\.json has invalid settings"):
+            TrainingSettings.read(values | wrong, "run.json")
+
+
+def test_settings_without_effect_are_refused() -> None:
+    with pytest.raises(WeftError, match="steps and tokens both are the length of the run"):
+        TrainingSettings(steps=5, tokens=100)
+    with pytest.raises(WeftError, match="width is a setting of init=mup"):
+        TrainingSettings(width=64)
+    assert TrainingSettings(width=64, init="mup").width == 64
