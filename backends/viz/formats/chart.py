@@ -52,10 +52,13 @@ def check_chart(out: Path) -> None:
     """Check that a chart can be written to `out`, before models are measured for it.
 
     Raises:
-        WeftError: if charts have no format with the suffix of `out`, or matplotlib is not installed.
+        WeftError: if charts have no format with the suffix of `out`, it is in no folder or is one itself, or matplotlib
+            is not installed.
     """
     if out.suffix not in METADATA:
         raise WeftError(f"cannot write a chart as {out.suffix or out.name}; known are {', '.join(METADATA)}")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise WeftError(f"cannot write a chart to {out}: name a file in a folder that exists")
     try:
         import_module("matplotlib")
     except ImportError as e:

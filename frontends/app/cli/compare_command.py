@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.ir.storage import check_replaceable
-
 from ..api.training.training_settings import TrainingSettings
 from .completion import complete_sources
 from .options import default_option, device_option, settings_options, take_settings
@@ -55,7 +53,6 @@ def compare_command(
         raise click.UsageError("a comparison needs a text to train on: --text FILE")
     if plot is not None:
         check_chart(Path(plot))
-        check_replaceable(Path(plot))
     settings = TrainingSettings(**take_settings(TrainingSettings, options))
     with show_progress("opening", "steps") as step:
 

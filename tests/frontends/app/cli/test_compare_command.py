@@ -24,6 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_compare_prints_a_row_per_variant_and_draws_the_curves(home: Path) -> None:
     common = ("compare", "heads.py", "single.py", "--text", "notes.txt", *SHORT, "--steps", "20")
+    (home / "curves.svg").write_text("an older one")
     lines = done(*common, "--plot", "curves.svg").stdout.splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["heads.py", "single.py"]
     assert "±" in lines[-4]
@@ -39,5 +40,7 @@ def test_impossible_comparisons_are_refused(home: Path) -> None:
     assert "needs two architectures or more" in refused("compare", "heads.py", *common)
     assert "not in equal time" in refused("compare", "heads.py", "single.py", *common, "--minutes", "1")
     assert "--theme needs --plot" in refused("compare", "heads.py", "single.py", *common, "--theme", "dark")
-    assert "none/a.svg" in refused("compare", "heads.py", "single.py", *common, "--plot", "none/a.svg")
+    assert "cannot write a chart to none/a.svg" in refused(
+        "compare", "heads.py", "single.py", *common, "--plot", "none/a.svg"
+    )
     assert "cannot write a chart as .gif" in refused("compare", "heads.py", "single.py", *common, "--plot", "a.gif")
