@@ -52,8 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if ALL or config.option.markexpr:
         return
     engines = os.environ.get("WEFT_ENGINES") == "all"
-    left_out = [item for item in items if _is_late(item) != engines]
-    config.hook.pytest_deselected(items=left_out)
+    config.hook.pytest_deselected(items=[item for item in items if _is_late(item) != engines])
     items[:] = [item for item in items if _is_late(item) == engines]
 
 
@@ -119,16 +118,6 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder, process = command(tmp_path_factory.mktemp("warm"), own)
     yield {**own, "PATH": f"{folder}{os.pathsep}{own['PATH']}", "PYTHON_EXEC": str(folder / "python")}
     process.communicate()  # closes its input, at which it ends
-
-
-@pytest.fixture(scope="session")
-def tiny_llama(warm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the index page of the documentation makes."""
-    from .test_docs import INDEX, run_page
-
-    folder = tmp_path_factory.mktemp("index")
-    run_page(INDEX, folder, warm)
-    return folder / "tiny-llama"
 
 
 @pytest.fixture

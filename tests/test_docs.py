@@ -42,6 +42,14 @@ WITH_PYTORCH = {"adapters.md", "scale.md", "surgery.md", "torch.md", "training.m
 LINK = re.compile(r"""(?:\]\(|src(?:set)?=")([^)"#:]+)(?:#[^)]*)?[)"]""")
 
 
+@pytest.fixture(scope="session")
+def tiny_llama(warm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the index page makes."""
+    folder = tmp_path_factory.mktemp("index")
+    _run(INDEX, folder, warm)
+    return folder / "tiny-llama"
+
+
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=[pytest.mark.long] * (page.stem in LONG)) for page in PAGES],
@@ -104,11 +112,11 @@ def check_page(
         shutil.copy(ROOT / "examples" / example, folder)
     for name in ("texts", "deploy"):
         (folder / name).symlink_to(ROOT / "examples" / name)
-    run_page(page, folder, environment, *more)
+    _run(page, folder, environment, *more)
     shutil.rmtree(folder)  # hundreds of MB; where the page fails they stay
 
 
-def run_page(page: Path, folder: Path, environment: dict[str, str], *more: str) -> None:
+def _run(page: Path, folder: Path, environment: dict[str, str], *more: str) -> None:
     """The page in a process of its own: what it registers stays there."""
     python = str(shutil.which("python", path=environment["PATH"]))
     done = subprocess.run(

@@ -191,8 +191,8 @@ def _run_windows(net: nn.Module, windows: Tensor) -> tuple[Tensor, ...]:
 
 
 def _compute_error(y: Tensor, target: Tensor, base: Tensor) -> Tensor:
-    """Return the mean over windows of ‖y − target‖² / ‖base − target‖², for [windows, …, width]. A mean of ratios: the
-    processes of a run may divide the windows."""
+    """Return the mean over windows of ‖y − target‖² / ‖base − target‖², for [windows, …, width]. Each window has
+    its own ratio, so that the mean is the same if several processes divide the windows."""
     y, target, base = (x.float().flatten(1) for x in (y, target, base))
     errors, sizes = ((x - target).square().sum(1) for x in (y, base))
     return (errors / sizes.clamp_min(1e-12)).mean()

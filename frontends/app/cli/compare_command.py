@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--match-parameters", is_flag=True, help="Change the feed-forward widths of the others to equal the first's size."
 )
-@settings_options(TrainingSettings, "validate_every")
+@settings_options(TrainingSettings)
 @click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE", help="Draw the curves: .svg, .png or .pdf.")
 @default_option("--theme", "light", "The colours of the chart.", type=click.Choice(["light", "dark"]))
 @device_option

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def distil_command(
     model: str, out: str | None, resume: str | None, every: int, wants_json: bool, **options: Any
 ) -> None:
-    """Train MODEL, a rewritten decoder or encoder, to predict or to embed as its original does (distillation).
+    """Train MODEL, a rewritten decoder or encoder, until its outputs are close to its original's (distillation).
 
     MODEL is the result of any passes: fewer key and value heads, windows, fewer layers or features, quantized weights.
     Each changed layer is first trained alone, then all together. Training needs PyTorch. Nothing is written as the best

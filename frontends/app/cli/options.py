@@ -49,7 +49,7 @@ def settings_options(settings: type[Any], *without: str) -> Callable[[T], T]:
 
 
 def take_settings(settings: type[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of `settings_options(settings)` from `options`; return the values of those that were given."""
+    """Remove the fields of the class `settings` from `options`; return those with a value, keyed by name."""
     values = {field.name: options.pop(field.name, None) for field in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if value not in (None, ())}
 

@@ -203,7 +203,7 @@ def attend_to_latent(node: Node, linears: Mapping[str, Linear], pairs: Sequence[
 
 
 def _select_frequencies(recipe: Recipe, pairs: Sequence[int]) -> Recipe:
-    """Return a recipe of the elements `pairs` of the RoPE frequencies `recipe`: plain frequencies if they are those."""
+    """Return a recipe of the RoPE frequencies in `recipe` at the indices `pairs`, as `RopeFrequencies` if possible."""
     count = len(pairs)
     if isinstance(recipe, RopeFrequencies) and pairs[-1] < count:
         dim, theta = recipe.dim, recipe.theta

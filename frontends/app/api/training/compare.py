@@ -109,7 +109,7 @@ def compare(
     accelerator = open_accelerator(choose_device(device), settings.bf16, settings.accumulate)
     models = _open_variants(sources, tokenizer, training)
     models = [models[0], *(_match(model, models[0]) for model in models[1:])] if match_parameters else models
-    settings = settings.resolve(models[0])
+    settings, every = settings.resolve(models[0]), settings.validate_every
     ids, held_out = read_tokens(models[0], training, rest, settings, progress)
     for model in models[1:]:
         settings.resolve(model)
@@ -123,7 +123,7 @@ def compare(
             variant_settings = replace(settings, seed=seed, steps=_count_steps(cost, settings, flops))
             drawn = load_source(model.module, seed)
             model = replace(model, graph=drawn.graph, seed=seed)
-            courses.append(_Course(open_training(model, ids, held_out, variant_settings, accelerator), cost))
+            courses.append(_Course(open_training(model, ids, held_out, variant_settings, accelerator), cost, every))
         while any(course.trainer.done < 1 for course in courses):
             at = min(range(len(courses)), key=lambda n: courses[n].trainer.done)
             if (point := courses[at].run_step()) is not None:
@@ -145,11 +145,11 @@ def compare(
 class _Course:
     """The course of a variant's training for one seed. Its time is the sum of its steps, without validations."""
 
-    def __init__(self, training: Training, cost: float) -> None:
+    def __init__(self, training: Training, cost: float, every: int | None) -> None:
         self.trainer, self.held_out, self.cost = training.trainer, training.held_out, cost
         self.points = list[Point]()
         self._steps, self._seconds = self.trainer.train(), 0.0
-        self._every = max(1, self.trainer.plan.steps // POINTS)
+        self._every = every or max(1, self.trainer.plan.steps // POINTS)
 
     def run_step(self) -> Point | None:
         """Run a step; return its point if it is validated."""

@@ -59,8 +59,8 @@ def distil(
     report: Callable[[RunState], None] = lambda state: None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Run:
-    """Train `model`, a rewritten decoder, to predict the next token as its original `against` does, or a rewritten
-    encoder to have its original's outputs, and write the run folder `out`, which is a source.
+    """Train `model` to predict the next token as its original `against` does (decoders), or to return the same outputs
+    (encoders). Write the run folder `out`, which is a source, and return its losses.
 
     An architecture without weights, such as one with linear attention, begins with the original's parameters of the
     same names and shapes. First each layer is trained alone, to compute the original's layer

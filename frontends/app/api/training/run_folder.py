@@ -67,8 +67,8 @@ class RunState:
 
 @dataclass(frozen=True)
 class Run:
-    """The result of a run: its `folder`, which is a source, its number of steps, and the loss that `measure` names:
-    before training, of the best and of the last state."""
+    """The result of a run: its `folder`, which is a source, its number of steps, and the losses before training, of the
+    best and of the last state; `measure` names the loss and its unit."""
 
     folder: Path
     steps: int

@@ -37,8 +37,8 @@ VALIDATIONS = 10  # of a run, unless the settings say how often
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that are called during a run, and whether it writes TensorBoard's files, for which a package must be
-    installed (else WeftError)."""
+    """Functions that are called during a run, and whether it writes TensorBoard's files. Raises WeftError if these
+    cannot be written, because the package tensorboard is not installed."""
 
     report: Callable[[RunState], None] = lambda state: None
     progress: Progress = lambda stage, done, total: None
@@ -78,7 +78,7 @@ def read_tokens(
 def check_resumed(
     record: Record, facts: Mapping[str, Any], settings: TrainingSettings, corpora: Sequence[Corpus]
 ) -> None:
-    """Raise WeftError if `record`, run.json, has other `facts`, settings (except lengths) or hashes of `corpora`."""
+    """Raise WeftError unless run.json, `record`, has the same `facts`, settings except lengths, and `corpora`."""
     recorded = {**record.record("settings").data, **record.data}
     requested: dict[str, Any] = {**dataclasses.asdict(settings), **facts}
     if corpora:

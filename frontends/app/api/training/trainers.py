@@ -127,7 +127,7 @@ def find_low_rank(graph: Graph) -> frozenset[str]:
 
 
 def open_low_rank(graph: Graph, rank: int, device: Any) -> Student:
-    """Return a student of `graph` with matrices of low `rank` for the weights of `find_low_rank`."""
+    """Return `graph` as a module whose weights of `find_low_rank` stay, each plus a product of `rank` that trains."""
     from weft.backends.torch.distillation.student import ParameterChoice, copy_as_floats, open_student
 
     floats = copy_as_floats(graph, ParameterChoice(low_rank=find_low_rank(graph)))

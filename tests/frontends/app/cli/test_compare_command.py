@@ -30,7 +30,9 @@ def test_compare_prints_a_row_per_variant_and_draws_the_curves(home: Path) -> No
     assert "±" in lines[-4]
     picture = (home / "curves.svg").read_text()
     assert all(word in picture for word in ("heads.py", "single.py", "tokens", "FLOPs", "seconds"))
-    first, second = json.loads(done(*common, "--json").stdout)["variants"]
+    first, second = json.loads(done(*common, "--json", "--validate-every", "8").stdout)["variants"]
+    tokens = first["runs"][0][0]["tokens"] // 8
+    assert [point["tokens"] // tokens for point in first["runs"][0]] == [8, 16, 20]
     assert first["cache_bytes"] == 2 * second["cache_bytes"] and len(first["losses"]) == 2
 
 
