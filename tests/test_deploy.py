@@ -108,6 +108,7 @@ def test_programs_are_short(name: str) -> None:
     assert len((DEPLOY / name).read_text(encoding="utf-8").splitlines()) <= 40
 
 
+@pytest.mark.long
 def test_compiled_folders_run_and_are_served_without_unused_dependencies(folder: Path) -> None:
     code = """
 import sys

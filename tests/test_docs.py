@@ -34,8 +34,9 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
 LONG = (
-    *("README", "bisect", "certificate", "compile", "deploy", "export", "families", "research", "run", "scale"),
-    *("serve", "surgery", "torch", "training", "transformers", "verify", "viz", "viz-diff", "viz-panels", "web"),
+    *("README", "adapters", "bisect", "certificate", "compile", "deploy", "export", "families", "research", "run"),
+    *("scale", "serve", "surgery", "torch", "training", "transformers", "verify", "viz", "viz-diff", "viz-panels"),
+    "web",
 )
 QUICKEST = INDEX.with_name("ir.md")
 WITH_PYTORCH = {"adapters.md", "scale.md", "surgery.md", "torch.md", "training.md", "transformers.md"}

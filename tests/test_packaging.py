@@ -93,6 +93,7 @@ def test_container_context_builds_the_same_wheel(clone: Path, wheel: Path, tmp_p
     assert files(build("wheel", context, tmp_path / "wheel")) == files(wheel)
 
 
+@pytest.mark.long
 def test_sdist_builds_the_same_wheel(clone: Path, wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", clone, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:

@@ -278,6 +278,7 @@ def test_smollm2_from_gguf_to_transformers(smollm2: tuple[Path, Path], smollm2_g
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.long
 def test_one_key_and_value_head_in_every_runtime(smollm2_gguf: Path, tmp_path: Path) -> None:
     """SmolLM2 with one key/value head fitted to its three: transformers and onnxruntime-genai agree, and the cache is
     a third. `make test` keeps its first six layers."""

@@ -110,6 +110,7 @@ def hollow(folder: Path, dim: int = 768, layers: int = 8, ffn: int = 3072, vocab
     return end // 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     each(

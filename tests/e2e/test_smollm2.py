@@ -74,6 +74,7 @@ def test_logits_of_all_positions_equal_transformers(hf_model: torch.nn.Module, e
         assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), length
 
 
+@pytest.mark.long
 def test_kept_blocks_give_the_same_tokens(
     hf_model: torch.nn.Module, smollm2_gguf: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_padded_batch_equals_separate_prompts(model: Generator) -> None:
     assert [r.tokens for r in together] == [r.tokens for r in alone]
 
 
+@pytest.mark.long
 def test_genai_generates_the_same_tokens(hf_model: torch.nn.Module, model: Generator, folder: Path) -> None:
     import onnxruntime_genai as og
 

@@ -95,6 +95,7 @@ def test_runtime_logits_and_tokens_equal_transformers(
     assert len(answer) == NEW
 
 
+@pytest.mark.long
 def test_kept_blocks_give_the_same_tokens(
     smollm2_gguf: Path, hf_model: torch.nn.Module, model: Generator, answer: list[int]
 ) -> None:

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ..sampling import ALL
 
 
+@pytest.mark.long
 def test_killed_commands_leave_complete_results(root: Path) -> None:
     kills, replacements, reads = (14, 10, 1000) if ALL else (7, 5, 300)  # of seven commands
     numbers = [f"--kills={kills}", f"--replacements={replacements}", f"--reads={reads}"]

@@ -84,6 +84,7 @@ def listed(root: Path) -> dict[str, Any]:
     return {"lines": lines, **json.loads(found)}
 
 
+@pytest.mark.long
 def test_plan_covers_every_goal(listed: dict[str, Any]) -> None:
     """In four runs of less than ten minutes, half an hour with the starts of a machine."""
     lines = listed["lines"]

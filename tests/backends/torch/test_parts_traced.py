@@ -173,6 +173,7 @@ def compare(got: tuple[Tensor, ...], want: tuple[NDArray[np.float64], ...]) -> N
             np.testing.assert_array_equal(y.numpy(), expected)
 
 
+@pytest.mark.long
 # Delta rules take 8 seconds each to trace for all lengths.
 @pytest.mark.parametrize("name", each(3, (name for name in TABLES if ALL or "delta" not in name)))
 def test_snippets_export_as_one_graph(name: str) -> None:

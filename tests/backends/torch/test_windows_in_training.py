@@ -83,6 +83,7 @@ def test_window_gradients_agree_with_full_masks(name: str, monkeypatch: pytest.M
     assert apart(got, want) <= ROUNDED
 
 
+@pytest.mark.long
 def test_checkpointed_windows_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward pass asks for every layer once more, and for no blocks."""
     net = module("capped, local and global", slice(2))

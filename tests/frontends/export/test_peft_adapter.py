@@ -15,6 +15,7 @@ from weft import TrainingSettings
 from weft.frontends.export.peft_adapter import find_adaptable
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of PEFT
 def test_peft_reads_the_adapter_of_a_run(tmp_path: Path) -> None:
     torch.manual_seed(0)

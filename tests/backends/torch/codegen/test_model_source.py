@@ -110,6 +110,7 @@ def test_tables_keep_their_dtype_when_weights_are_cast(name: str) -> None:
     assert all(torch.equal(b, before[key]) for key, b in module.named_buffers())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", each(3, COMPILED, 1))
 def test_modules_compile_as_one_graph(name: str) -> None:
     compiled = torch.compile(module_of(name), fullgraph=True, backend="eager")
@@ -120,6 +121,7 @@ def test_modules_compile_as_one_graph(name: str) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXPORTED)
 def test_modules_export_for_any_length(name: str) -> None:
     """The full pass, exported from one length, runs at others: a token, and around the chunks of recurrences."""

@@ -167,6 +167,7 @@ def test_rows_at_their_own_positions_over_a_cache_out_of_order(way: str, monkeyp
     check(at, keys, RULES["window"], (2, 4, 2, 8, 8), compute, sinks=True)
 
 
+@pytest.mark.long
 def test_flex_attention_is_traced_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths vary, and a second soft cap is no number that varies."""
     torch.manual_seed(3)

@@ -131,6 +131,7 @@ def test_join_networks_connects_values_of_equal_name(tmp_path: Path) -> None:
     assert [*whole.inputs] == ["a"] and whole.outputs["b"][0] == second.makes[0] and [*whole.outputs] == ["b"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", each(2, ["nameless", "slashed"]))
 def test_three_thousand_nodes_are_drawn_in_five_seconds(
     style: str, tmp_path: Path, visit: Callable[[str], Page]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from weft.backends.viz.layout.scene import build_scene
@@ -94,6 +95,7 @@ def operations(count: int) -> Iterator[Vertex]:
         value = name
 
 
+@pytest.mark.long
 def test_typing_is_instant_in_ten_thousand_operations(visit: Visit) -> None:
     made = tuple(operations(10_000))
     root = build_scene(Network("large", made, {"x": "f32[n]"}, {"y": (made[-1].name, "f32[n]")}))

@@ -33,6 +33,7 @@ def test_pages_of_large_models_are_small_and_load_quickly(visit: Visit, preset: 
     assert shown.locator("g.part").count() > 10
 
 
+@pytest.mark.long
 def test_all_layers_of_deepseek_pan_at_thirty_frames(visit: Visit) -> None:
     shown = visit(of_preset("deepseek-v3"))
     shown.click("#every")

@@ -46,6 +46,7 @@ WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = b" HTTP/1.1\r\nHost: %s\r\nContent-Length: 9\r\nContent-Type: application/json\r\n\r\n{"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [

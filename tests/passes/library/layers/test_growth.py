@@ -134,6 +134,7 @@ def suited(applied: Pass) -> str:
     raise AssertionError(f"{applied} rewrites no model")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("applied", examples().values(), ids=str)
 def test_pass_time_is_linear_in_layers(applied: Pass) -> None:
     model = suited(applied)
@@ -141,6 +142,7 @@ def test_pass_time_is_linear_in_layers(applied: Pass) -> None:
     assert most - more <= GROWTH * (more - few)
 
 
+@pytest.mark.long
 def test_exact_pipeline_time_is_linear_in_layers() -> None:
     exact = [applied for applied in examples().values() if applied.effect == "exact" and suited(applied) == "llama"]
     few, more, most = (calls(made("llama", layers), *exact) for layers in LAYERS)
@@ -154,6 +156,7 @@ def test_default_pipeline_time_is_linear_in_layers() -> None:
     assert most - more <= GROWTH * (more - few)
 
 
+@pytest.mark.long
 def test_default_pipeline_is_fast_on_126_layers() -> None:
     graph, taken = made("llama", 126), []
     for _ in range(3):

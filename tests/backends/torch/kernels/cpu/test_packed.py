@@ -51,6 +51,7 @@ def test_products_of_packed_weights(shape: tuple[int, int, int, int], dtype: tor
         assert zeros.numel() == 0 or dtype == torch.bfloat16 or not zeros.any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_packed_products_on_cpus_with_fewer_instructions(capability: str) -> None:
     """The same on CPUs with fewer instructions, and by the readable path where there is no operator for them."""

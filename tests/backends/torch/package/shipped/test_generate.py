@@ -70,6 +70,7 @@ def test_stops_at_the_longest_length_and_at_stop_tokens(decoder: Path, broken: P
     assert stopped == every[: every.index(every[5])]
 
 
+@pytest.mark.long
 def test_script_runs_without_weft(decoder: Path, tmp_path: Path) -> None:
     """In a process of its own, from a copy of the folder."""
     copy = shutil.copytree(decoder, tmp_path / "copy")

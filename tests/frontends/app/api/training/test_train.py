@@ -182,6 +182,7 @@ def test_a_killed_run_continues_from_its_last_checkpoint(
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_two_processes_reach_the_losses_of_one(models: Path, book: Path, warm: dict[str, str], tmp_path: Path) -> None:
     """FSDP2 among two processes continues the run of one."""
     settings = TrainingSettings(steps=2, batch=4, context=32, validate_every=2, schedule="constant")
