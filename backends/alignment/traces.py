@@ -86,6 +86,7 @@ def arrange(x: Array, like: Array) -> tuple[Array, Array] | None:
     Axes of size 1 do not count. Axes of `x` are permuted, merged or split, in the way that fits the contents of `like`
     best. If one has fewer rows or features than the other, the last rows and the first features of both are returned.
     """
+    x, like = np.atleast_1d(x), np.atleast_1d(like)
     a, b = (tuple(n for n in v.shape if n != 1) for v in (x, like))
     if x.size != like.size:
         shapes = [s if len(s) == 2 else (1, *s) for s in (a, b)]
@@ -106,13 +107,16 @@ def arrange(x: Array, like: Array) -> tuple[Array, Array] | None:
 
 @np.errstate(all="ignore")
 def compute_error(actual: Array, expected: Array, by_row: bool = False) -> float:
-    """Return max |actual − expected| / max |expected|; with `by_row` the largest of this over rows (the last axis)."""
+    """Return max |actual − expected| / max |expected|; with `by_row` the largest of this over rows (the last axis).
+    Rows of zeros, and others below `LEAST`, count as if their largest element were this share of the largest of all."""
     difference = np.where(actual == expected, 0.0, np.abs(actual - expected))  # equal infinities do not differ
-    axis = -1 if by_row and expected.ndim else None
-    scale = np.maximum(np.abs(expected).max(axis), np.finfo(np.float32).tiny)
+    axis, sizes = -1 if by_row and expected.ndim else None, np.abs(expected)
+    least = LEAST * sizes.max(where=np.isfinite(sizes), initial=0.0)
+    scale = np.maximum(sizes.max(axis), max(least, np.finfo(np.float32).tiny))
     return float((difference.max(axis) / scale).max())
 
 
+LEAST = 1e-6
 ALIKE = 0.3  # least cosine of two different values that correspond by their contents
 
 
@@ -144,6 +148,13 @@ class AlignedTrace:
                 fine.update([x for x in operation.reads if self.classes.get(x) in common] or operation.reads)
         results = (x for operation in self.trace.operations for x in operation.makes)
         return [x for x in results if x in wanted - fine and self.trace.values[x].dtype.kind == "f"]
+
+    def find_first_named(self) -> str | None:
+        """Return the first value that leads to an output and differs from the value of the same name."""
+        wanted = self.trace.find_ancestors(self.trace.outputs.values())
+        return next(
+            (x for x in self.trace.makers if x in wanted and x in self.partners and x not in self.classes), None
+        )
 
     def find_cuts(self, name: str) -> set[frozenset[str]]:
         """Return the set of nearest values with a class or common name that `name` depends on, by class or name.

@@ -201,14 +201,22 @@ def _compute_error(y: Tensor, target: Tensor, base: Tensor) -> Tensor:
 @contextmanager
 def record_layers(net: Any, inputs: Sequence[Tensor] | None = None) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Yield a list to which each layer of `net` appends (input, output) when it runs in the block. With `inputs`, layer
-    i gets ``inputs[i]`` instead of the output of the layer before."""
+    i gets ``inputs[i]`` instead of the output of the layer before. Of several operands or results, such as auxiliary
+    losses and shared tables, the first with an axis of features is the residual stream."""
     records: list[tuple[Tensor, Tensor]] = []
 
+    def find_stream(values: Any) -> int:
+        return next(i for i, x in enumerate(values) if isinstance(x, Tensor) and x.ndim > 2 and x.is_floating_point())
+
     def replace(_: nn.Module, operands: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        return None if inputs is None else (inputs[len(records)], *operands[1:])
+        if inputs is None:
+            return None
+        at = find_stream(operands)
+        return (*operands[:at], inputs[len(records)], *operands[at + 1 :])
 
     def record(_: nn.Module, operands: tuple[Any, ...], output: Any) -> None:
-        records.append((operands[0], output[0] if isinstance(output, tuple) else output))
+        results = output if isinstance(output, tuple) else (output,)
+        records.append((operands[find_stream(operands)], results[find_stream(results)]))
 
     hooks = [
         handle
@@ -229,6 +237,16 @@ def align_layers(student: Any, teacher: Any) -> list[int]:
     (the student lacks some of the teacher's layers). The last index is that of the teacher's last layer.
     """
     layers, targets = list(student.layers), list(teacher.layers)
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=next(teacher.parameters()).device)
+    widths = list[int]()
+    for net in (student, teacher):
+        with torch.no_grad(), record_layers(net) as records:
+            _run_windows(net, tokens)
+        widths.append(records[0][1].shape[-1])
+    if widths[0] != widths[1]:
+        raise WeftError(
+            f"layers have the widths {widths[0]} and {widths[1]}, which cannot be compared: use --layers 0, no --hidden"
+        )
     if len(layers) == len(targets):
         return list(range(len(layers)))
     if len(layers) > len(targets):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from weft.ir import Graph, Param, Recipe, ops
-from weft.ir.recipes import Source
+from weft.ir.recipes import RANDOM, Source
 from weft.ir.recipes.blocks import Dequantize, Stored, find_block_layout
 from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout, unpack_codes
@@ -212,7 +212,9 @@ def copy_as_floats(graph: Graph, choice: ParameterChoice) -> FloatCopy:
     names, read = dict[str, list[str]](), dict[str, Recipe]()
     for name, param in graph.params.items():
         if is_quantized(param) or name in choice.direct or name in choice.low_rank:
-            if param.recipe not in keys:  # a weight with two names is one tensor
+            # A weight with two names is one tensor; equal values to begin with, such as ones, are not.
+            is_weight = param.recipe.has(*RANDOM) or any(param.recipe.sources())
+            if not is_weight or param.recipe not in keys:
                 keys[param.recipe] = reader.unique_key(name)
                 reader.put(keys[param.recipe], param.recipe.evaluate(graph.reader).astype(np.float32))
             names.setdefault(keys[param.recipe], []).append(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,11 @@ def save_checkpoint(trainer: Trainer, path: Path, facts: Mapping[str, Any]) -> N
     }
     if trainer.accelerator.is_main_process:
         with replace_file(path) as partial, partial.open("wb") as file:
-            torch.save(state, file)
+            try:
+                torch.save(state, file)
+            except RuntimeError as e:  # instead of the error of the file
+                reason = str(e).splitlines()[0]
+                raise OSError(errno.EIO, f"PyTorch cannot write it ({reason}): is the disk full?") from e
     trainer.accelerator.wait_for_everyone()
 
 

@@ -35,11 +35,12 @@ def compute_rate(schedule: str, done: float, warmup: float) -> float:
     cosine: down to `LEAST` (Loshchilov 2017, arXiv 1608.03983). wsd: constant, then linear down to 0 in the last
     `DECAY_SHARE` of the run. constant: no descent.
     """
-    if done < warmup:
+    done = min(1.0, done)
+    if done < warmup or warmup >= 1:
         return done / warmup
     if schedule == "constant":
         return 1.0
     if schedule == "wsd":
         return min(1.0, (1 - done) / DECAY_SHARE)
-    fall = 0.5 * (1 + math.cos(math.pi * min(1.0, (done - warmup) / (1 - warmup))))
+    fall = 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
     return LEAST + (1 - LEAST) * fall

@@ -108,12 +108,20 @@ class Trainer:
         Raises:
             FloatingPointError: if the loss is not finite; the weights are as before this step.
         """
-        while self.done < 1:
+        is_over = self.done >= 1
+        while not is_over:
             record = self._run_step()
-            self.elapsed += record.seconds
-            start = time.perf_counter()
+            self._add_time(record.seconds)
+            is_over, start = self.done >= 1, time.perf_counter()  # the last step is one that the caller sees as such
             yield record
-            self.elapsed += time.perf_counter() - start  # of the validation, for example
+            self._add_time(time.perf_counter() - start)  # of the validation, for example
+
+    def _add_time(self, seconds: float) -> None:
+        """Add to the time of the run: the mean over the processes, as rates and the end depend on it."""
+        if self.plan.seconds is not None and self.accelerator.num_processes > 1:
+            total = torch.tensor(seconds, device=self.accelerator.device)
+            seconds = float(self.accelerator.reduce(total, "mean"))
+        self.elapsed += seconds
 
     def _run_step(self) -> TrainingStep:
         start, plan = time.perf_counter(), self.plan

@@ -43,7 +43,8 @@ def certify(
     measurements are repeated with `options` (trust, device, progress, as in `evaluate`); the text of an evaluation is
     at the recorded path or in `moved`. Raise WeftError if the folder has no record, or a malformed one.
     """
-    folder = find_model(Path(folder))
+    if not (folder := find_model(Path(folder))).is_dir():
+        raise WeftError(f"{folder} is not a folder: name one that weft compiled, exported or wrote")
     manifest, damages = read_checked(folder)
     record, files = Record(folder, manifest), f"{len(manifest['files'])} files have their checksums"
     checks: list[tuple[Status, str, str]] = [("FAILS" if damages else "holds", files, "; ".join(damages))]

@@ -101,6 +101,7 @@ def eval_command(
     """
     from weft.backends.viz.formats.chart import check_chart
 
+    from ...formats.weft.model_folder import find_model
     from ..api.verify.evaluation import evaluate
     from ..api.verify.plotting import plot_evaluation
 
@@ -113,7 +114,7 @@ def eval_command(
     if limits and not (models or rewrites or options["weights"] or options["adapters"]):
         raise click.UsageError("a limit needs a model to compare with the original")
     for model in models if record else ():  # before long work
-        read_checked(Path(model))
+        read_checked(find_model(Path(model)))
     with show_progress("opening", "steps") as step:
         measured = layers or plot is not None
         evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=print_note, **options)

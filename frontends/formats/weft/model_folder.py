@@ -96,7 +96,7 @@ def read_model(spec: str, path: Path) -> Model:
     verify(graph, recipes=True)
     read = {key for p in graph.params.values() for key in p.recipe.sources()}
     tokenizer = list_tokenizer_files(path)
-    record = _read_provenance(path / PROVENANCE) if (path / PROVENANCE).is_file() else {}
+    record = read_provenance(path)
     left_out = [LeftOut.read(entry) for entry in Record(path / PROVENANCE, record).records("left_out", [])]
     files = (path / GRAPH, *tokenizer, *sorted(path.glob("*.safetensors")))
     return Model(
@@ -113,8 +113,11 @@ def read_model(spec: str, path: Path) -> Model:
     )
 
 
-def _read_provenance(path: Path) -> dict[str, Any]:
-    """Return the contents of the provenance.json at `path`, without the entries in `SEALED`, which describe files."""
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """Return the contents of provenance.json in `folder`, without the entries in `SEALED`, which describe files; {} if
+    it has none."""
+    if not (path := folder / PROVENANCE).is_file():
+        return {}
     record = read_json(path)
     check_format(path, record)
     return {key: value for key, value in record.items() if key not in SEALED}

@@ -40,10 +40,17 @@ def build_tables(record: Record) -> list[RecordTable]:
     files = [(s, s.get("hashes", dict[str, str], {}).items() or [("", "no files")]) for s in sources]
     hashes = [(source.text("spec", ""), *item) for source, items in files for item in items]
     steps = [_describe_pass(step) for level in levels for step in level.records("passes", [])]
-    measured = [_describe_measurement(entry) for level in levels for entry in level.records("measurements", [])]
+    names = [*(source.text("spec", "") for source in sources[1:]), ""]  # of the folders before this one
+    measured = [
+        _describe_measurement(entry, f" of {name}" if name else "")
+        for level, name in zip(levels, names, strict=True)
+        for entry in level.records("measurements", [])
+    ]
+    runs = [_describe_run(source.record("trained")) for source in sources if "trained" in source]
     tables = (
         RecordTable("Record", ("", ""), [*dict.fromkeys(facts)]),
         RecordTable("Sources", ("source", "file", "SHA-256"), hashes),
+        RecordTable("Training", ("by", "texts", "amount", "result"), runs),
         RecordTable("Passes", ("pass", "effect", "rewrites", "check on small random inputs in float64"), steps),
         RecordTable("Measurements", ("measured", "text", "amount", "result"), measured),
     )
@@ -57,16 +64,26 @@ def _describe_pass(step: Record) -> tuple[str, ...]:
     return step.text("pass"), step.text("effect"), str(rewrites), checked + largest
 
 
-def _describe_measurement(entry: Record) -> tuple[str, ...]:
+def _describe_run(run: Record) -> tuple[str, ...]:
+    """Return the row of the record of a training run or a distillation."""
+    settings, against = run.record("settings"), run.get("against", str | None, None)
+    texts = [f"{Path(text.text('path')).name}, SHA-256 {text.text('sha256')}" for text in run.records("texts")]
+    size = f"{settings.integer('batch')} windows of {settings.integer('context')} tokens"
+    by = "weft train" if against is None else f"weft distil against {against}"
+    loss = f"loss on held-out text {run.get('loss', float):.5g}" if "loss" in run else ""
+    return by, "; ".join(texts), f"{run.integer('steps'):,} steps of {size}, seed {settings.integer('seed')}", loss
+
+
+def _describe_measurement(entry: Record, of: str) -> tuple[str, ...]:
     if entry.choice("kind", ("evaluation", "verification")) == "verification":
         error, tolerance, passed = entry.get("max_relative", float), entry.get("tolerance", float), entry.flag("passed")
         result = f"relative error {error:.2g}, tolerance {tolerance:.2g}: {'passed' if passed else 'FAILED'}"
-        return f"verify: {entry.text('reference')}", "", f"{entry.integer('positions')} positions", result
+        return f"verify{of}: {entry.text('reference')}", "", f"{entry.integer('positions')} positions", result
     scores = entry.get("scores", dict[str, float])
     result = ", ".join(form.format(scores[key]) for key, form in SHOWN.items() if key in scores)
     text = f"{Path(entry.text('text')).name}, SHA-256 {entry.text('sha256')}"
     amount = f"{entry.integer('tokens'):,} tokens in windows of {entry.integer('context')}"
-    return f"eval: against {entry.text('against')}", text, amount, result
+    return f"eval{of}: against {entry.text('against')}", text, amount, result
 
 
 def render_card(record: Mapping[str, Any]) -> str:

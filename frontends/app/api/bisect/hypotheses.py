@@ -18,7 +18,8 @@ from weft.ir.recipes.readers import Array
 from weft.ir.schema.visible_keys import PATTERNS
 from weft.ir.types import dtypes
 
-CHOICES = (tuple(ACTIVATIONS), ("none", "tanh", "sigmoid"), ("softmax", "sigmoid"), ("rms", "layer"), PATTERNS)
+GELUS = ("none", "tanh", "sigmoid")  # approximations
+CHOICES = (tuple(ACTIVATIONS), GELUS, ("softmax", "sigmoid"), ("rms", "layer"), PATTERNS)
 FLAGS, COUNTS = ("interleaved", "causal", "unidirectional", "normalize"), ("k", "stride", "summary", "keep_first")
 OPTIONAL = ("scale", "cap", "limit")  # words in the names of float attributes that may be None
 EPS = [10.0**-n for n in range(3, 13)]
@@ -45,6 +46,22 @@ class TrialChange:
     results: Mapping[str, Array] = field(default_factory=dict)
     error: float = math.inf
 
+    @np.errstate(all="ignore")
+    def run(self, trace: ValueTrace, operations: Iterable[Operation]) -> dict[str, Array] | None:
+        """Return the results of `operations` that this change affects, by name; None if one cannot run."""
+        env, changed = dict(self.results), self.by or (self.operation,)
+        for op in operations:
+            is_changed = op in changed and not self.results
+            if env.keys().isdisjoint(op.makes) and (is_changed or any(x in env for x in op.reads)):
+                arrays = {**env, **self.arrays} if is_changed else env
+                operands = [arrays[x] if x in arrays else trace.load(x) for x in op.reads]
+                try:
+                    results = op.run(operands, {**op.attrs, **self.attrs} if is_changed else op.attrs)
+                except Exception:  # an operation may refuse operands or attributes that it was not built for
+                    return None
+                env |= {name: x for name, x in zip(op.makes, results, strict=False) if name}
+        return env
+
 
 @dataclass
 class Region:
@@ -60,7 +77,7 @@ class Region:
     def sizes(self) -> list[int]:
         """Return the numbers of heads in the model, and the widths of heads in this region."""
         heads = {v for op in self.trace.operations for k, v in op.attrs.items() if "heads" in k and isinstance(v, int)}
-        width = self.trace.values[self.target].shape[-1]
+        width = np.atleast_1d(self.trace.values[self.target]).shape[-1]
         return sorted({n for h in heads if h and width % h == 0 for n in (h, width // h)} - {1})
 
     @cached_property
@@ -71,18 +88,7 @@ class Region:
     @np.errstate(all="ignore")
     def compute_error(self, change: TrialChange) -> float:
         """Return the largest relative error of a row of the target after `change`; infinite if it cannot run."""
-        env, changed = dict(change.results), change.by or (change.operation,)
-        for op in self.operations:
-            is_changed = op in changed and not change.results
-            if env.keys().isdisjoint(op.makes) and (is_changed or any(x in env for x in op.reads)):
-                arrays = {**env, **change.arrays} if is_changed else env
-                operands = [arrays[x] if x in arrays else self.trace.load(x) for x in op.reads]
-                try:
-                    results = op.run(operands, {**op.attrs, **change.attrs} if is_changed else op.attrs)
-                except Exception:  # an operation may refuse operands or attributes that it was not built for
-                    return math.inf
-                env |= {name: x for name, x in zip(op.makes, results, strict=False) if name}
-        actual = env.get(self.target, np.empty(0))
+        actual = (change.run(self.trace, self.operations) or {}).get(self.target, np.empty(0))
         pair = arrange(actual, self.expected) if actual.size == self.trace.values[self.target].size else None
         error = math.inf if pair is None else compute_error(*pair, by_row=True)
         return math.inf if math.isnan(error) else error
@@ -95,7 +101,8 @@ class Region:
         after the `deadline`, in seconds of `time.monotonic`.
         """
         best: TrialChange | None = None
-        candidates = sorted({v for op in other.operations for v in op.attrs.values() if isinstance(v, float)})
+        attributes = {v for op in other.operations for v in op.attrs.values() if isinstance(v, float)}
+        candidates = sorted(v for v in attributes if v > 0)  # ONNX Runtime aborts at some negative ones
         floats = {name for name, x in self.trace.values.items() if x.dtype.kind == "f"}
         operations = [op for op in reversed(self.operations) if not floats.isdisjoint(op.makes)]
         for list_changes, op in itertools.product(HYPOTHESES, operations):
@@ -109,13 +116,28 @@ class Region:
                     return best
         return best
 
+    def find_other_weight(self, kind: str, tolerance: float, deadline: float, other: Region) -> TrialChange | None:
+        """Return the replacement of a constant by one of the region `other` that makes the target agree."""
+        theirs = dict.fromkeys(y for op in other.operations for y in op.reads if y in other.trace.constants)
+        reads = [(op, x) for op in self.operations for x in op.reads if x in self.trace.constants]
+        for (op, x), y in itertools.product(reads, theirs):
+            shape, size = self.trace.constants[x][0], other.trace.constants[y][0]
+            if size not in (shape, shape[::-1]) or time.monotonic() > deadline or (w := other.trace.load(y)) is None:
+                continue
+            readers, arrays = tuple(o for o in self.operations if x in o.reads), {x: w if size == shape else w.T}
+            change = TrialChange(kind, f"{x} is {y} of the other model", op, readers, arrays=arrays)
+            if (error := self.compute_error(change)) <= tolerance:
+                return replace(change, error=error)
+        return None
+
 
 def _list_attributes(region: Region, op: Operation, candidates: list[float]) -> Iterator[TrialChange]:
     for name, value in op.attrs.items():
         alike = tuple(o for o in region.operations if o.op == op.op and o.attrs.get(name) == value)
         shape = next((region.trace.values[x].shape for x in op.makes if x in region.trace.values), ())
         for choice in _list_alternatives(op, name, value, shape, candidates):
-            new, old = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in (choice, value))
+            text = value.decode() if isinstance(value, bytes) else value
+            new, old = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in (choice, text))
             for by in {(op,): 0, alike: 0}:
                 yield TrialChange(name, f"{name} is {new} instead of {old}", op, by, attrs={name: choice})
 
@@ -128,7 +150,8 @@ def _list_alternatives(
     if isinstance(value, bool) or (value in (0, 1) and any(word in name for word in FLAGS)):
         return [type(value)(not value)]
     if isinstance(text, str):
-        return [choice for group in CHOICES if text in group for choice in group if choice != text]
+        groups = (group for group in CHOICES if text in group and (name == "approximate") == (group is GELUS))
+        return [choice for group in groups for choice in group if choice != text]
     if "window" in name:
         none = -1 if isinstance(value, int) and value < 0 else None
         return [n for n in (none, *range(1, max(shape, default=1) + 1)) if n != value]
@@ -165,15 +188,16 @@ def _list_operands(region: Region, op: Operation, _: Any) -> Iterator[TrialChang
         if x is None or name not in values:
             continue
         if _is_like(x, result):
-            yield TrialChange("missing operation", f"{op.name} is left out", op, results={made: x})
+            yield TrialChange("missing operation", f"the {op.op} of {op.name} is left out", op, results={made: x})
         inputs = region.trace.find_ancestors([name], values.keys() - region.makers.keys()) - {name}
         for y in (y for y in values if maker is not op and y in inputs and _is_like(values[y], x)):
-            yield TrialChange("missing operation", f"{maker.name} is left out", maker, (op,), arrays={name: values[y]})
+            text = f"the {maker.op} of {maker.name} is left out"
+            yield TrialChange("missing operation", text, maker, (op,), arrays={name: values[y]})
         if x.dtype.kind == "f":
             yield TrialChange("sign", f"{name} is negated", op, arrays={name: -x})
             for kind, text, moved in permute_heads(x, region.sizes):
                 yield TrialChange(kind, f"{text} of {name}", maker, (op,), arrays={name: moved})
-        elif x.ndim and x.dtype.kind in "iu":
+        elif x.ndim and x.dtype in (np.int32, np.int64):
             for by in (1, -1):
                 yield TrialChange("offset", f"{name} is shifted by {by:+d}", op, arrays={name: np.maximum(x + by, 0)})
             for text, at in (("first", 0), ("last", x.shape[-1] - 1)):
@@ -185,7 +209,8 @@ def _list_constants(region: Region, op: Operation, _: Any) -> Iterator[TrialChan
     for name in dict.fromkeys(x for x in op.reads if x in region.trace.constants):
         w, readers = region.trace.load(name), tuple(o for o in region.operations if name in o.reads)
         if w is not None and w.dtype.kind == "f":
-            for kind, text, variant in _list_variants(region, name, w):
+            variants = itertools.chain(_list_multiples(region, op, name, w), _list_variants(region, name, w))
+            for kind, text, variant in variants:
                 yield TrialChange(kind, f"{name} is {text}", op, readers, arrays={name: variant.astype(w.dtype)})
 
 
@@ -212,6 +237,17 @@ def _list_variants(region: Region, name: str, w: Array) -> Iterator[tuple[str, s
             yield "other weight", f"{constant} instead", y if shape == w.shape else y.T
 
 
+def _list_multiples(region: Region, op: Operation, name: str, w: Array) -> Iterator[tuple[str, str, Array]]:
+    """Yield the best multiple of the constant `name`, if `op` computes the target as a linear function of it."""
+    value, expected = region.trace.values[region.target], region.expected
+    without = TrialChange("factor", "", op, arrays={name: np.zeros_like(w)}).run(region.trace, [op])
+    if region.target in op.makes and without and value.squeeze().shape == expected.squeeze().shape and w.size > 1:
+        rest = without[region.target].astype(np.float64)
+        x, y = value - rest, expected.reshape(value.shape) - rest
+        factor = float(np.vdot(x, y)) / max(float(np.vdot(x, x)), np.finfo(np.float64).tiny)
+        yield "factor", f"multiplied by {name_factor(factor, region.sizes)}", w * factor
+
+
 def _list_mistaken_operands(region: Region, op: Operation, _: Any) -> Iterator[TrialChange]:
     values = region.trace.values
     earlier = list(itertools.takewhile(lambda x: x not in op.makes, values))
@@ -235,7 +271,7 @@ def _list_results(region: Region, op: Operation, _: Any) -> Iterator[TrialChange
         functions.append(("bias", f"one vector is added to all positions of {target}", x + (y - x).mean(0)))
         ratio = y / x
         norm = x * ratio[:, :1] * (ratio[:1] / ratio[0, 0])  # of ratios of single elements, which lose digits
-        if np.ptp(ratio[:, 0]) > 1e-3 * abs(ratio[0, 0]):
+        if x.shape[1] > 1 and ratio[:, 0].all() and np.ptp(ratio[:, 0]) > 1e-3 * abs(ratio[0, 0]):
             functions.append(("norm", f"each position of {target} is multiplied by its own factor, as by a norm", norm))
     for kind, text, z in functions:
         yield TrialChange(kind, text, op, results={target: z.reshape(pair[0].shape)})

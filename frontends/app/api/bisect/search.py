@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,19 +59,46 @@ class FirstDifference:
 def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, tolerance: float) -> FirstDifference | None:
     """Return the first difference of two aligned traces; None if all values that correspond agree.
 
-    Hypotheses on trace `first` are tested before those on the other one. If none explains the difference of values
-    without a name in common, these may not correspond, and later ones that depend on them are tried.
+    Hypotheses on trace `first` are tested before those on the other one. If none after which the outputs agree explains
+    the difference of values that hardly differ or have no name in common, which may not correspond, later ones that
+    depend on them are tried. If values of one name differ before the first suspect, as those that only a norm hides, a
+    change of theirs is the cause if the outputs then agree.
     """
-    deadline, best, e, o = time.monotonic() + SECONDS, None, traces[first], traces[1 - first]
-    suspects = e.find_suspects(), o.find_suspects()
+    deadline, e, o = time.monotonic() + SECONDS, traces[first], traces[1 - first]
+    best: FirstDifference | None = None
+    suspects, named = (e.find_suspects(), o.find_suspects()), e.find_first_named()
+    is_hidden = bool(suspects[0]) and named != suspects[0][0]
+    if named is not None and is_hidden and not _compare_outputs(e.trace, o.trace, {}) <= tolerance:
+        pair = (named, e.partners[named]) if first == 0 else (e.partners[named], named)
+        difference = _describe(traces, first, pair, [named], tolerance, deadline - SECONDS / 2)
+        if _repairs(traces, difference, tolerance):
+            return difference
     for name, partner in _list_pairs(e, o, suspects, tolerance):
         pair = (name, partner) if first == 0 else (partner, name)
         difference = _describe(traces, first, pair, suspects[0], tolerance, deadline)
         depends = not {*suspects[0][:1]} - e.trace.find_ancestors([name], e.classes)
-        best = difference if best is None or (difference.is_explained and depends) else best
-        if best.is_explained or name in e.partners or time.monotonic() > deadline:
+        if _repairs(traces, difference, MARGIN * tolerance) and (best is None or depends):
+            return difference
+        is_clear = difference.error > MARGIN * tolerance and (name in e.partners or difference.is_explained)
+        if best is None or (best.cause is None and depends and (is_clear or difference.cause is not None)):
+            best = difference
+        if (best.cause is None and is_clear) or time.monotonic() > deadline:
             break
     return best
+
+
+def _repairs(traces: tuple[AlignedTrace, AlignedTrace], difference: FirstDifference, tolerance: float) -> bool:
+    """Return whether the outputs of both models agree after the change that is the cause of `difference`."""
+    trace, reference = traces[difference.at].trace, traces[1 - difference.at].trace
+    values = None if difference.cause is None else difference.cause.run(trace, trace.operations)
+    return values is not None and _compare_outputs(trace, reference, values) <= tolerance
+
+
+def _compare_outputs(trace: ValueTrace, reference: ValueTrace, values: Mapping[str, Array]) -> float:
+    """Return the largest error of an output that both traces have, with some `values` in place of those of `trace`."""
+    outputs = ((values.get(x, trace.values[x]), reference.outputs.get(name)) for name, x in trace.outputs.items())
+    pairs = [arrange(x, reference.values[y]) for x, y in outputs if y is not None and x.dtype.kind == "f"]
+    return max((math.inf if pair is None else compute_error(*pair) for pair in pairs), default=0.0)
 
 
 def _list_pairs(
@@ -107,16 +134,25 @@ def _describe(
         operations = [op for op in aligned.trace.operations if not inside.isdisjoint(op.makes)]
         regions.append(Region(aligned.trace, operations, name, expected))
     places = [next((op for op in r.operations[::-1] if not _is_view(op, r.trace)), r.operations[-1]) for r in regions]
-    # The first suspect that depends on the inputs.
-    candidates = (op for op in regions[at].operations if not {*op.makes}.isdisjoint(suspects))
-    places[at] = next((op for op in candidates if not agreeing.isdisjoint(op.reads)), places[at])
+    # The first suspect that depends on the inputs, of those with weights if there are any.
+    candidates = [op for op in regions[at].operations if not {*op.makes}.isdisjoint(suspects)]
+    candidates = [op for op in candidates if not agreeing.isdisjoint(op.reads)]
+    weighted = (op for op in candidates if not traces[at].trace.constants.keys().isdisjoint(op.reads))
+    places[at] = next(itertools.chain(weighted, candidates), places[at])
     pair, cause = arrange(x, y), None
     patterns = [] if pair is None else list(list_patterns(*pair, tolerance))
     error = math.inf if pair is None else compute_error(*pair, by_row=True)
     for i in (at,) if any(kind in CLEAR for kind, _ in patterns) else (at, 1 - at):
         if (cause := regions[i].find_cause(tolerance, deadline, regions[1 - i])) is not None:
-            at, places[i] = i, cause.operation
             break
+    else:
+        kind = next((kind for kind, _ in patterns), "weight")
+        end = max(deadline, time.monotonic() + SECONDS / 6)
+        replacements = (regions[i].find_other_weight(kind, tolerance, end, regions[1 - i]) for i in (at, 1 - at))
+        cause = next(filter(None, replacements), None)
+    if cause is not None:
+        at = next(i for i in (0, 1) if cause.operation in regions[i].operations)
+        places[at] = cause.operation
     return FirstDifference(names, error, (places[0], places[1]), at, patterns, cause)
 
 
@@ -142,9 +178,12 @@ def list_patterns(x: Array, y: Array, tolerance: float) -> Iterator[tuple[str, s
         if x.any() and y.any() and (round_to(x, dtype) == x).all() != (round_to(y, dtype) == y).all():
             yield "rounding", f"the elements of one are all in {dtype.name}"
             break
-    is_small = 2 < min(x.shape) <= max(x.shape) <= WIDEST and bool(np.isfinite(y - x).all())
-    if is_small and np.linalg.svd(y - x, compute_uv=False)[1] <= tolerance * np.abs(y).max() * math.sqrt(x.size):
-        yield "input feature", "the difference has rank one, as if one column of a weight differed"
+    z, size = y - x, tolerance * np.abs(y).max()
+    varies = all((np.ptp(z, axis) > size).sum() > 1 for axis in (0, 1)) and bool(np.isfinite(z).all())
+    if varies and 2 < min(x.shape) <= max(x.shape) <= WIDEST:
+        first, second, *_ = np.linalg.svd(z, compute_uv=False)
+        if second <= size * math.sqrt(x.size) <= first / MARGIN:
+            yield "input feature", "the difference has rank one, as if one column of a weight differed"
     scales = (x * y).sum(0) / np.maximum((x * x).sum(0), np.finfo(np.float64).tiny)
     if len(x) > 1 and compute_error(x * scales, y) <= tolerance:
         yield "feature factors", "each feature differs by its own factor, as for other weights of a norm"

@@ -133,7 +133,8 @@ def _open_module(
 
     parameters, config = inspect.signature(module.forward).parameters, getattr(module, "config", None)
     required = {n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
-    names = [n for n in parameters if n in INPUTS | required]
+    # Classes of transformers choose positions themselves: RoBERTa begins after the id of the padding.
+    names = [n for n in parameters if n in required or (n in INPUTS and (n != "position_ids" or config is None))]
     is_theirs = bool(getattr(config, "is_encoder_decoder", False))  # a class of transformers
 
     def run(ids: Sequence[int], source: Sequence[int], step: Step) -> ValueTrace:

@@ -46,7 +46,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of PyTor
         self.trace, self.names = trace, names  # names of tensors by id
         self.alive: list[torch.Tensor] = []  # so that no id is used again
         self.used, self.path = set(trace.values), [""]
-        self.parameters = {p.data_ptr(): name for name, p in module.named_parameters()}
+        tensors = (*module.named_buffers(), *module.named_parameters())
+        self.parameters, self.tables = {p.data_ptr(): name for name, p in tensors}, dict[int, str]()
         self.handles = []
         for path, part in module.named_modules():
             self.handles.append(part.register_forward_pre_hook(partial(self.enter, path)))
@@ -68,8 +69,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of PyTor
         if is_traced:
             scope, op = self.path[-1], func.__name__.partition(".")[0]
             makes = [self._add(x, f"{scope}.{op}" if scope else op) for x in _list_tensors(result)]
-            attrs = {f"argument {i}": x for i, x in enumerate(leaves) if isinstance(x, bool | float)}
-            run = partial(_run, func, leaves, tree)
+            indices = tree_unflatten(range(len(leaves)), tree)
+            named = dict(zip((a.name for a in func._schema.arguments), indices[0], strict=False)) | indices[1]
+            places = {
+                name: i for name, i in named.items() if isinstance(i, int) and isinstance(leaves[i], bool | float)
+            }
+            attrs = {name: leaves[i] for name, i in places.items()}
+            run = partial(_run, func, leaves, tree, places)
             self.trace.operations.append(Operation(op, scope or op, tuple(reads), tuple(makes), attrs, run))
         return result
 
@@ -83,18 +89,31 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of PyTor
         """Return the name of a value, or of a constant, which is recorded when it is first read."""
         if id(x) in self.names:
             return self.names[id(x)]
-        name = self.parameters.get(x.data_ptr(), f"constant {x.data_ptr()}") + ("" if x.is_contiguous() else ".T")
+        label = self.parameters.get(x.data_ptr()) or self.tables.setdefault(
+            x.data_ptr(), f"constant {len(self.tables)}"
+        )
+        name = label + ("" if x.is_contiguous() else ".T")
         self.alive.append(x)
         self.trace.constants.setdefault(name, (tuple(x.shape), partial(_to_numpy, x)))
         return name
 
 
-def _run(func: Any, leaves: list[Any], tree: Any, operands: Sequence[Array | None], attrs: Mapping[str, Any]) -> Any:
-    """Return the results of `func`, called with its former arguments, except for `operands` and scalar `attrs`."""
-    new = [attrs.get(f"argument {i}", leaf) for i, leaf in enumerate(leaves)]
+def _run(
+    func: Any,
+    leaves: list[Any],
+    tree: Any,
+    places: Mapping[str, int],
+    operands: Sequence[Array | None],
+    attrs: Mapping[str, Any],
+) -> Any:
+    """Return the results of `func`, called with its former arguments, except for `operands` and scalar `attrs`, whose
+    `places` are indices of `leaves`."""
+    new = [*leaves]
+    for name, i in places.items():
+        new[i] = attrs[name]
     for i, (leaf, x) in enumerate(zip(leaves, operands, strict=True)):
         if isinstance(leaf, torch.Tensor) and x is not None:
-            new[i] = torch.from_numpy(np.ascontiguousarray(x)).to(leaf.dtype)
+            new[i] = torch.tensor(x, dtype=leaf.dtype)
     args, kwargs = tree_unflatten(new, tree)
     with torch.no_grad():
         return [_to_numpy(x) for x in _list_tensors(func(*args, **kwargs))]

@@ -19,7 +19,7 @@ from ....formats.hf.safetensors import list_weight_files
 from ....formats.hf.sentence_transformers.sentence import MODULES
 from ....formats.hf.tokens.files import copy_tokenizer, list_tokenizer_files
 from ....formats.weft.graph_adapters import merge_adapters
-from ....formats.weft.model_folder import GRAPH, read_model
+from ....formats.weft.model_folder import GRAPH, read_model, read_provenance
 from ....model import Model
 
 
@@ -70,6 +70,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
         notes=folder.notes,
         adapters=tuple(adapter.path for adapter in merged),
         family=family,
+        provenance=read_provenance(base),
         **vars(loaded),
     )
 

@@ -125,7 +125,9 @@ def _load_folder(spec: str, path: Path) -> Model:
         return read_model(spec, path)
     if (path / RUN).is_file():
         if not (path / BEST / GRAPH).is_file():
-            raise WeftError(f"{path} is a run without a model yet: continue it with --resume {path}")
+            raise WeftError(
+                f"{path} is a run without a model yet: continue it with --resume {path}, or name {path / 'last'}"
+            )
         return replace(read_model(spec, path / BEST), description=f"run {path.name}")
     if (path / MANIFEST).is_file():
         manifest = Record.read(path / MANIFEST)

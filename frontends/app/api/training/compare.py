@@ -97,8 +97,10 @@ def compare(
     """
     if len(sources) < 2 or seeds < 1:
         raise WeftError("a comparison needs two architectures or more, and seeds of 1 or more")
-    if flops is not None and (settings.steps or settings.tokens or not 0 < flops < math.inf):
-        raise WeftError(f"flops ({flops}) must be positive, instead of steps or tokens: give one of them")
+    if flops is not None and (settings.steps or settings.tokens):
+        raise WeftError("flops and steps or tokens both are the length of a run: give one of them")
+    if flops is not None and not 0 < flops < math.inf:
+        raise WeftError(f"flops is {flops:g}, but it must be a positive number")
     if settings.minutes is not None:
         raise WeftError("variants are compared at equal steps, tokens or FLOPs, not in equal time")
     from weft.backends.torch.training.trainer import open_accelerator

@@ -57,7 +57,7 @@ class Corpus:
             yield from (self._pick(record, "") for record in _open_dataset(self.path))
             return
         try:
-            with open(open_regular(self.path), encoding="utf-8", newline="") as file:
+            with open(open_regular(self.path), encoding="utf-8-sig", newline="") as file:
                 if not self.has_documents:
                     while lines := file.readlines(AT_ONCE):
                         yield "".join(lines)
@@ -86,8 +86,10 @@ def _open_dataset(folder: Path) -> Iterable[Any]:
         raise WeftError(f"{folder} is a folder, which needs the package datasets: pip install datasets") from e
     try:
         data = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError) as e:
-        raise WeftError(f"{folder} is not a folder that `save_to_disk` of the library datasets wrote: {e}") from e
+    except (OSError, ValueError, IndexError) as e:  # IndexError: no records
+        raise WeftError(
+            f"{folder} is not a complete folder that `save_to_disk` of the library datasets wrote: {e}"
+        ) from e
     if isinstance(data, dict) and "train" not in data:
         raise WeftError(f"{folder} has no split called train, but {', '.join(data)}: name the folder of a split")
     records: Iterable[Any] = data["train"] if isinstance(data, dict) else data
@@ -158,6 +160,8 @@ def attach_tokenizer(model: Model, spec: str | None, corpora: Sequence[Corpus]) 
         return model
     spec = spec or (f"bpe:{vocab}" if vocab >= 512 else "bytes")
     trained = spec == "bytes" or spec.startswith("bpe:")
+    if spec.startswith("bpe:") and corpora and all(corpus.has_ids for corpus in corpora):
+        raise WeftError(f"--tokenizer {spec} is trained on text, and there are token ids only: name a tokenizer.json")
     tokenizer = _train_tokenizer(spec, corpora) if trained else _read_tokenizer(Path(spec))
     write = (
         partial(_write_tokenizer, tokenizer) if trained or Path(spec).is_file() else partial(copy_tokenizer, Path(spec))

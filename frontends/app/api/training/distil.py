@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from ..modules import torch as build
 from ..source.sources import load_source
 from .corpus import Corpus, Progress
 from .run_folder import Run, RunFolder, RunState
-from .runs import Hooks, begin_run, check_resumed, run_phases
+from .runs import Hooks, begin_run, check_resumed, identify, run_phases
 from .trainers import check_trainable, choose_device
 from .training_settings import DistilSettings
 
@@ -96,7 +97,8 @@ def distil(
     settings = replace(settings, layers=layers, rate=settings.rate or RATE).resolve(rewritten)
     paths = [text] if isinstance(text, str | Path) else text or [MIXTURE]
     corpora = [Corpus(expand_home(path), field) for path in paths]
-    facts = {"source": make_absolute(rewritten.spec), "against": make_absolute(original.spec)}
+    specs = {"source": make_absolute(rewritten.spec), "against": make_absolute(original.spec)}
+    facts = identify(rewritten, original) | specs
     if record is not None:
         check_resumed(record, facts, settings, corpora if text else [])
 
@@ -116,21 +118,21 @@ def distil(
     student = open_student(rewritten.graph, floats, forms, accelerator.device, settings.rank)
     if not student.trainable:
         raise WeftError(f"{rewritten.description} has no parameters that can be trained")
-    if record is None:
-        begin_run(folder, rewritten, corpora, [], settings, facts, accelerator, progress)
+    segments = align_layers(student.module, original_net) if layers or settings.hidden else []
     context = settings.context or 0
-    ids, held_out = folder.open_tokens(rewritten.graph, context)
-    begin, end = find_special_tokens(rewritten.graph) if is_encoder else ((), ())
-    data = Windows(ids, context, context, settings.seed, begin=begin, end=end)
     pipeline = "; ".join(text for text in (rewritten.pipeline, "distil") if text)
 
     def build_model(_: object) -> Model:
         return replace(rewritten, graph=student.build_graph(), module=None, pipeline=pipeline, settings=None)
 
-    with scratch_folder() as scratch:
+    with scratch_folder() as scratch, folder.remove_on_error() if record is None else nullcontext():
+        if record is None:
+            begin_run(folder, rewritten, corpora, [], settings, facts, accelerator, progress)
+        ids, held_out = folder.open_tokens(rewritten.graph, context)
+        begin, end = find_special_tokens(rewritten.graph) if is_encoder else ((), ())
+        data = Windows(ids, context, context, settings.seed, begin=begin, end=end)
         top = 0 if is_encoder or settings.top >= find_vocabulary_size(rewritten.graph) else settings.top
         teacher = Teacher(original_net, len(data), context, top, scratch)
-        segments = align_layers(student.module, original_net) if layers or settings.hidden else []
         objectives: dict[str, Objective] = {"layers": Layers(teacher, segments)} if layers else {}
         if is_encoder:
             objectives["outputs"] = OutputErrors(teacher)

@@ -13,7 +13,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,6 +116,16 @@ class RunFolder:
             check_replaceable(self.path)
         else:
             raise WeftError(f"{self.path} exists: name another folder, or continue its run with --resume {self.path}")
+
+    @contextmanager
+    def remove_on_error(self) -> Iterator[None]:
+        """Remove the new folder if the block raises an error before there is a checkpoint to continue from."""
+        try:
+            yield
+        except Exception:
+            if not self.checkpoint.is_file():
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def read(self) -> Record:
         """Return the contents of run.json.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from weft.ir.storage.documents import Record
 from ....formats.weft.manifest import list_versions
 from ....formats.weft.model_folder import write_model
 from ....model import Model
+from ..source.sources import find_architecture_file
 from .corpus import Corpus, Progress, read_sequence
 from .run_folder import Log, Run, RunFolder, RunState
 from .training_settings import TrainingSettings
@@ -86,6 +88,8 @@ def check_resumed(
         recorded["texts"] = [text.get("sha256") for text in recorded["texts"]]
     for name, value in requested.items():
         value = list(value) if isinstance(value, tuple) else value
+        if name == "contents" and value != recorded.get(name):
+            raise WeftError(f"the source of {record.source} has changed: restore it, or begin a new run")
         if value != recorded.get(name) and name not in ("steps", "minutes"):
             raise WeftError(
                 f"{record.source} has {name} {recorded.get(name)}, and this command {value}: give the same to continue"
@@ -123,8 +127,21 @@ def begin_run(
         folder.write({**facts, "settings": dataclasses.asdict(settings), "texts": hashes, "versions": versions})
 
 
-def _hash_text(corpus: Corpus) -> str | None:
-    return hash_file(corpus.path) if corpus.path.is_file() else None
+def _hash_text(corpus: Corpus) -> str:
+    """Return the SHA-256 of a file, or of the names and hashes of the files in a folder."""
+    if corpus.path.is_file():
+        return hash_file(corpus.path)
+    files = sorted(path for path in corpus.path.rglob("*") if path.is_file())
+    return hashlib.sha256("".join(f"{hash_file(path)} {path.name}\n" for path in files).encode()).hexdigest()
+
+
+def identify(*models: Model) -> dict[str, Any]:
+    """Return the entry of run.json by which a changed source is noticed: the hashes of the operations of `models`, and
+    of their files unless these are code."""
+    contents = ["\n".join(map(str, model.graph.nodes)) for model in models]
+    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in contents]
+    files = [model.hashes() for model in models if not find_architecture_file(model.spec)]
+    return {"contents": [*hashes, *(digest for each in files for digest in each.values())]}
 
 
 def run_phases(
@@ -169,11 +186,11 @@ def run_phases(
         state["best"] = state["before"] if must_improve else math.inf
     log = Log(folder, state["earlier"] + trainers[state["phase"]].step, hooks.tensorboard) if main else None
 
-    def write(path: Path, steps: int) -> None:
+    def write(path: Path, steps: int, loss: float) -> None:
         weights = gather_weights(final)
         if main:
             model = build_model(weights)
-            write_model(replace(model, trained={**record, "steps": steps}), path)
+            write_model(replace(model, trained={**record, "steps": steps, "loss": loss}), path)
 
     validations = math.floor(_measure(trainers) * VALIDATIONS)
     for number, (name, trainer) in enumerate(phases.items()):
@@ -195,7 +212,7 @@ def run_phases(
                 validation = state["last"] = final.validate(held_out, limit)
                 if validation < state["best"]:
                     state["best"] = validation
-                    write(folder.best, total)
+                    write(folder.best, total, validation)
                     if main:
                         save_more()
             if log is not None:
@@ -206,7 +223,7 @@ def run_phases(
                 hooks.report(report)
             if validation is not None:  # after its row in the log, as later rows are removed where a run continues
                 save_checkpoint(trainer, folder.checkpoint, state)
-    write(folder.last, state["earlier"] + trainers[-1].step)
+    write(folder.last, state["earlier"] + trainers[-1].step, state["last"])
     result = Run(folder.path, state["earlier"] + trainers[-1].step, state["before"], state["best"], state["last"])
     if main:
         folder.write(
@@ -220,7 +237,7 @@ def _run(trainer: Trainer) -> Iterator[TrainingStep]:
     try:
         yield from trainer.train()
     except FloatingPointError as e:
-        raise WeftError(f"{e}: use a smaller --rate; the run's folder has the state before") from e
+        raise WeftError(f"{e}: use a smaller --rate") from e
 
 
 def _measure(trainers: Sequence[Trainer]) -> float:

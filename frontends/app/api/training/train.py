@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ..modules import state_dict, with_weights
 from ..source.sources import find_architecture_file, load_source
 from .corpus import Corpus, Progress, attach_tokenizer
 from .run_folder import Run, RunFolder, RunState
-from .runs import Hooks, begin_run, run_phases
+from .runs import Hooks, begin_run, check_resumed, identify, run_phases
 from .trainers import check_trainable, choose_device, find_low_rank, initialize_by, open_training
 from .training_settings import TrainingSettings
 
@@ -80,16 +81,27 @@ def train(
         )
     for line in model.list_residual_notes() if accelerator.is_main_process else ():
         logging.getLogger("weft").warning("%s", line)
-    if any(is_quantized(param) for param in model.graph.params.values()):
-        logging.getLogger("weft").warning("%s is quantized, and trains as floats: distil keeps its codes", model.spec)
+    identity = identify(model)
+    model = _read_floats(model)
     saved = None if save_as is None else attach_tokenizer(load_source(save_as), tokenizer, training)
     settings = settings.resolve(model)
     initialize_by(model, settings)  # errors come before anything is written
     if saved is not None:
         with_weights(saved.graph, state_dict(model))
     facts = {"source": make_absolute(model.spec), "save_as": None if saved is None else make_absolute(saved.spec)}
-    begin_run(folder, model, training, held_out, settings, facts, accelerator, progress)
-    return _start(folder, model, saved, settings, accelerator, hooks)
+    with folder.remove_on_error():
+        begin_run(folder, model, training, held_out, settings, facts | identity, accelerator, progress)
+        return _start(folder, model, saved, settings, accelerator, hooks)
+
+
+def _read_floats(model: Model) -> Model:
+    """Return `model` with floats in place of quantized weights, after a warning."""
+    if not any(is_quantized(param) for param in model.graph.params.values()):
+        return model
+    from weft.backends.torch.distillation.student import ParameterChoice, copy_as_floats
+
+    logging.getLogger("weft").warning("%s is quantized, and trains as floats: distil keeps its codes", model.spec)
+    return replace(model, graph=copy_as_floats(model.graph, ParameterChoice()).graph)
 
 
 def resume(
@@ -124,7 +136,10 @@ def resume(
     tokenizer = str(folder.tokenizer) if folder.tokenizer.is_dir() else None
     model, saved = (None if s is None else attach_tokenizer(load_source(s), tokenizer, []) for s in sources)
     assert model is not None
-    return _start(folder, model, saved, settings, accelerator, hooks)
+    check_resumed(record, identify(model), settings, [])
+    if steps is not None and steps > record.record("settings").integer("steps") and accelerator.is_main_process:
+        folder.write({**record.data, "settings": dataclasses.asdict(settings)})
+    return _start(folder, _read_floats(model), saved, settings, accelerator, hooks)
 
 
 def _choose_source(record: Record, key: str, given: SourceLike | None) -> SourceLike | None:

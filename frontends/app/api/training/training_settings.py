@@ -87,6 +87,8 @@ class TrainingSettings:
                     raise WeftError(f"{field.name} is {value}, but it must be {rule}")
         if self.steps is not None and self.tokens is not None:
             raise WeftError("steps and tokens both are the length of the run: give one of them")
+        if self.minutes is not None and self.warmup is not None:
+            raise WeftError("warmup is a number of steps, which minutes does not know: leave it out")
         if self.width != type(self).width and self.init != "mup":
             raise WeftError("width is a setting of init=mup: leave it out")
         if self.batch % self.accumulate:

@@ -104,9 +104,11 @@ class Internals:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
         providers = [CPU] if self.session is None else self.session.ort.get_providers()
         feeds = {name: inputs[name] for name in self.inputs}
+        types = {value.name: value.type.tensor_type.elem_type for value in self.proto.graph.input}
         for name, x in feeds.items():
             if isinstance(x, np.ndarray):
-                feeds[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(x, np.int64))
+                dtype = helper.tensor_dtype_to_np_dtype(types[name])
+                feeds[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(x, dtype))
         with convert_ort_errors(str(self.folder)):
             session = ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
             binding = session.io_binding()

@@ -106,6 +106,24 @@ def test_recorded_evaluation_is_repeated(home: Path) -> None:
     assert not reasons(home / "out", recheck=True, moved=[home / "moved.txt"], device="cpu")
 
 
+def test_measurements_of_earlier_folders_are_named_and_outlive_exports(home: Path) -> None:
+    evaluate(home, "rewritten")
+    export(home / "rewritten", home / "exported")
+    write_model(rewrite(load_source(home / "exported"), "prune-neurons{keep=0.5}"), home / "again")
+    tables = {table.title: table.rows for table in certify(home / "again").tables}
+    assert [row[0] for row in tables["Passes"]] == [*PASSES, "prune-neurons{keep=0.5}"]
+    (row,) = tables["Measurements"]
+    assert row[0].startswith(f"eval of {home / 'rewritten'}: against")
+
+
+def test_training_is_recorded(tiny: Path, prose: Path, tmp_path: Path) -> None:
+    settings = weft.TrainingSettings(steps=2, batch=2, context=8)
+    run = weft.train(str(tiny), prose, tmp_path / "run", settings, device="cpu", tokenizer="bytes")
+    (row,) = next(table.rows for table in certify(run.folder).tables if table.title == "Training")
+    assert row[:2] == ("weft train", f"{prose.name}, SHA-256 {hash_file(prose)}")
+    assert row[2] == "2 steps of 2 windows of 8 tokens, seed 0" and row[3].endswith(f"{run.best:.5g}")
+
+
 def test_wrong_score_fails_although_the_seal_is_intact(home: Path) -> None:
     """A forged record whose checksum is right."""
     evaluate(home, "rewritten")

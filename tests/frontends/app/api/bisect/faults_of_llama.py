@@ -84,7 +84,7 @@ def list_llama_faults() -> Iterator[Fault]:
         "position offset of q",
         shift_positions(f"{l0}.attn.q_rope"),
         f"{l0}.attn.q_rope {l0}.attn.k_rope",
-        ["offset"],
+        ["offset", "missing operation"],
     )
     yield graph(
         "llama", "activation", set_attrs(f"{l1}.ffn.glu", activation="gelu"), f"{l1}.ffn.glu", ["activation"], "module"
@@ -126,7 +126,7 @@ def list_llama_faults() -> Iterator[Fault]:
         "k and v exchanged",
         exchange_params(f"{l0}.attn.k.weight", f"{l0}.attn.v.weight"),
         f"{l0}.attn.k {l0}.attn.v",
-        OTHER,
+        [*OTHER, "exchanged operands"],
     )
     yield graph(
         "llama",

@@ -62,7 +62,7 @@ def list_other_faults() -> Iterator[Fault]:
         ["bias", "missing bias"],
         "module",
     )
-    yield graph("gpt2", "position offset", shift_positions("positions"), "positions", ["offset"])
+    yield graph("gpt2", "position offset", shift_positions("positions"), "positions", ["offset", *MISSING])
     yield graph(
         "gpt2", "positions missing", leave_out("positions_added"), f"positions_added {l0}.attn_norm", MISSING, "module"
     )
@@ -110,7 +110,7 @@ def list_other_faults() -> Iterator[Fault]:
             "transformer.h.0.attn.c_attn.weight", lambda w: np.concatenate([w[:, 32:64], w[:, :32], w[:, 64:]], 1)
         ),
         f"{l0}.attn.q {l0}.attn.k",
-        OTHER,
+        [*OTHER, "exchanged operands"],
     )
     yield module(
         "gpt2",
@@ -384,7 +384,7 @@ def list_other_faults() -> Iterator[Fault]:
         "k and v of cross-attention exchanged",
         exchange_params("decoder.layers.0.cross.k.weight", "decoder.layers.0.cross.v.weight"),
         "decoder.layers.0.cross.k decoder.layers.0.cross.v",
-        OTHER,
+        [*OTHER, "exchanged operands"],
     )
     yield graph(
         "bart",

@@ -57,6 +57,17 @@ def test_second_model_reads_the_first_and_renames_equal_names(tmp_path: Path) ->
     assert trace.labels == {"a": "inner"}
 
 
+def test_scalars_are_compared_and_ids_have_the_declared_type(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("input_ids", TensorProto.INT32, [1, "seq"])
+    y = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "seq"])
+    for name, value in (("a", 8.0), ("b", 1.0)):
+        scale = helper.make_node("Constant", [], ["d"], value_float=value)
+        root, cast = helper.make_node("Sqrt", ["d"], ["s"]), helper.make_node("Cast", ["input_ids"], ["x"], to=1)
+        save(tmp_path / f"{name}.onnx", [x], [y], scale, root, cast, helper.make_node("Div", ["x", "s"], ["logits"]))
+    found = weft.bisect(tmp_path / "a.onnx", tmp_path / "b.onnx", ids=IDS)
+    assert found.differs and found.difference is not None and found.difference.cause is not None
+
+
 def test_optimizer_writes_a_model_with_fused_nodes(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "seq"])
     y = helper.make_tensor_value_info("y", TensorProto.INT64, [1, "seq"])

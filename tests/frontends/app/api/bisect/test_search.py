@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,13 +93,32 @@ def test_later_values_are_tried_if_the_first_have_no_common_name(sides: dict[str
     assert found is not None and found.places[0].name == "layers.0.ffn.moe" and found.kind == "activation"
 
 
-def test_differences_beyond_explanation_are_located(sides: dict[str, Sides]) -> None:
+def test_faults_that_a_norm_hides_are_found_where_they_are(sides: dict[str, Sides]) -> None:
+    graph = sides["llama"]["graph"]
+    for name, node in (("embed.weight", "embed"), ("layers.1.ffn.up.weight", "layers.1.ffn.up")):
+        weights = weft.state_dict(graph)
+        scaled = weft.with_weights(graph.clone(), {**weights, name: 1.001 * weights[name]})
+        found = bisect(graph, scaled, ids=IDS).difference
+        assert found is not None and found.places[0].name == node
+        assert found.kind == "factor" and "is multiplied by 1.001" in found.describe()[0]
+
+
+def test_scaled_embeddings_of_a_module_are_found(sides: dict[str, Sides]) -> None:
+    """A norm hides the scale, except for its eps; the residual stream does not."""
+    module = copy.deepcopy(sides["llama"]["module"])
+    module.model.embed_tokens.register_forward_hook(lambda part, inputs, output: output * 32**0.5)
+    found = bisect(sides["llama"]["graph"], module, ids=IDS).difference
+    assert found is not None and found.at == 1 and found.places[1].name == "model.embed_tokens"
+    assert "is 1 instead of 5.65685" in found.describe()[0]
+
+
+def test_other_weights_are_named(sides: dict[str, Sides]) -> None:
     graph = sides["llama"]["graph"].clone()
     name, random = "layers.1.attn.o.weight", np.random.default_rng(0).normal(size=(32, 32))
     graph = weft.with_weights(graph, {**weft.state_dict(graph), name: __import__("torch").tensor(random)})
     found = bisect(graph, sides["llama"]["onnx"], ids=IDS).difference
-    assert found is not None and found.cause is None and found.kind == "other"
-    assert found.places[found.at].name == "layers.1.attn.o" and found.describe() == []
+    assert found is not None and found.places[found.at].name == "layers.1.attn.o" and found.kind == "weight"
+    assert found.describe()[0].endswith(f"in A, {name} is {name} of the other model")
 
 
 X = np.random.default_rng(0).normal(size=(1, 7, 16))

@@ -83,6 +83,13 @@ def test_tokenizers_are_those_of_sources_and_folders(llamas: tuple[Path, Path], 
     assert opened(torch.nn.Linear(2, 2)).encode("ab") is None
 
 
+def test_classes_of_transformers_choose_positions_themselves(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "max_position_embeddings": 20}
+    config = transformers.RobertaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    transformers.RobertaModel(config).save_pretrained(tmp_path / "model")
+    assert not bisect(tmp_path / "model", f"transformers:{tmp_path / 'model'}", ids=[5, 6, 7]).differs
+
+
 def test_encoder_decoders_of_transformers_read_both_inputs(tmp_path: Path) -> None:
     config = transformers.T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4)
     torch.manual_seed(0)

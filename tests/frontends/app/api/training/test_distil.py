@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,29 @@ def test_a_rewritten_model_comes_closer_by_single_layers_and_by_predictions(pipe
     assert divergence(first, trained, ids) < 0.8 * divergence(first, rewritten, ids)
     log = (run.folder / "log.csv").read_text()
     assert log.count("layers") == 25 and log.count("predictions") == 25
+
+
+def test_layers_that_return_auxiliary_losses_are_trained_alone(text: Path) -> None:
+    block = weft.Block(ATTENTION, weft.MoE(4, 16, 2, router=weft.Router(aux_loss=0.01)), weft.RMSNorm())
+    first = in_memory(weft.Decoder(VOCAB, 32, 1, block, context=64).graph())
+    run, _ = distil(run_passes(first, "mha-to-gqa{kv_heads=1}"), first, text, layers=0.5, rate=0.02)
+    assert run.best < run.before
+
+
+def test_parameters_with_equal_initial_values_are_not_tied(text: Path) -> None:
+    attention = replace(ATTENTION, qk_norm=weft.RMSNorm())
+    student = weft.Decoder(VOCAB, 32, 2, weft.Block(attention, weft.GatedMLP(48), weft.RMSNorm()), context=64)
+    _, trained = distil(student, original("tied"), text, train=("all",))
+    norms = [p.recipe.evaluate(trained.reader) for n, p in trained.params.items() if n.endswith("_norm.weight")]
+    assert not any(np.array_equal(a, b) for a, b in itertools.combinations(norms, 2))
+
+
+def test_layers_of_another_width_are_refused_and_leave_nothing(text: Path) -> None:
+    narrow = replace(MODELS["tied"], dim=24)
+    with pytest.raises(WeftError, match="layers have the widths 24 and 32"):
+        distil(narrow, original("tied"), text, layers=0.5)
+    assert not (text.parent / "run").exists()
+    distil(narrow, original("tied"), text, layers=0.0)
 
 
 def test_an_architecture_with_linear_attention_begins_with_the_weights_that_it_shares(text: Path) -> None:

@@ -252,6 +252,28 @@ def test_runs_that_cannot_continue_are_refused(models: Path, begun: Path, tmp_pa
     assert len(rows(run)) == 3
 
 
+def test_a_run_whose_source_has_changed_is_refused(models: Path, begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun, run := tmp_path / "run")
+    (changed := tmp_path / "models.py").write_text(MODELS.replace("RoPE(1e4)", "RoPE(10)"))
+    with pytest.raises(WeftError, match="has changed: restore it, or begin a new run"):
+        weft.resume(run, f"{changed}:experts", device="cpu")
+
+
+def test_a_run_ends_with_a_validation_although_time_passes_between_steps(
+    models: Path, book: Path, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, steps=None, minutes=0.01, validate_every=10**6)
+    source, out = f"{models}:states", tmp_path / "run"
+    run = weft.train(source, book, out, settings, device="cpu", report=lambda state: time.sleep(0.5))
+    assert run.best == run.last != run.before and weft.load_source(run.folder)
+
+
+def test_a_warm_up_may_last_for_the_run(models: Path, book: Path, tmp_path: Path) -> None:
+    weft.train(f"{models}:states", book, tmp_path / "run", replace(SETTINGS, steps=2, warmup=2), device="cpu")
+    with pytest.raises(WeftError, match="warmup is a number of steps, which minutes does not know"):
+        TrainingSettings(minutes=1, warmup=2)
+
+
 def test_quantized_weights_that_train_as_floats_are_mentioned(
     models: Path, book: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
