@@ -33,7 +33,10 @@ def composed_op(
             bound = signature.bind(*operands, **attrs)
             bound.apply_defaults()
             arrays = [None if a is None else np.asarray(a) for a in bound.args]
-            types = tuple(None if a is None else _infer_type(a) for a in arrays)
+            kinds = {"b": dtypes.bool_, "f": dtypes.f32}
+            types = tuple(
+                None if a is None else TensorType(kinds.get(a.dtype.kind, dtypes.i64), a.shape) for a in arrays
+            )
             graph = graph_of(types, tuple(bound.kwargs.items()))
             inputs = {str(i): a for i, a in enumerate(arrays) if a is not None}
             results = interpret(graph, inputs, convert=np.asarray)
@@ -98,11 +101,6 @@ def _list_operands(declared: Op, n: OpCall) -> tuple[Any, ...]:
 def _cache_graphs(body: Callable[..., Any]) -> Callable[[tuple[TensorType | None, ...], tuple[Any, ...]], Graph]:
     """Return the cached function (types of operands, attributes) → graph; layers repeat nodes of the same types."""
     return functools.lru_cache(maxsize=1024)(lambda types, attrs: _build_body(body, types, dict(attrs)))
-
-
-def _infer_type(array: Array) -> TensorType:
-    kind = dtypes.bool_ if array.dtype == bool else dtypes.f32 if array.dtype.kind == "f" else dtypes.i64
-    return TensorType(kind, array.shape)
 
 
 def _build_body(body: Callable[..., Any], types: Sequence[TensorType | None], attrs: dict[str, Any]) -> Graph:

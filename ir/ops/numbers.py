@@ -44,7 +44,7 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
 @ops.div.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     value, number = _split_operands(x, y)
-    if _is_integer(value):
+    if isinstance(value, Value) and not value.type.dtype.is_float:  # pattern variables have no type
         raise WeftError(f"div: {value!r} has integer elements; divide with // (floordiv), or cast it to a float dtype")
     if value is y:
         return ops.affine(ops.reciprocal(value), by=number, name=name)
@@ -102,11 +102,6 @@ def _(condition: Any, x: Any, y: Any, name: str | None = None) -> Value:
         like = ops.cast(condition, to=dtypes.f32)
     x, y = (ops.fill_like(like, float(v)) if is_number(v) else v for v in (x, y))
     return ops.where(condition, x, y, name=name)
-
-
-def _is_integer(operand: Any) -> bool:
-    """Return whether `operand` is a value with an integer or bool dtype; pattern variables have no type (False)."""
-    return isinstance(operand, Value) and not operand.type.dtype.is_float
 
 
 def _split_operands(x: Any, y: Any) -> tuple[Value, float]:

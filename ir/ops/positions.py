@@ -71,7 +71,9 @@ def relative_position_bias(
     logarithmically; the last also covers distances from `max_distance` on.
     """
     relative = _emit_relative_positions(queries, keys)
-    count, exact, rate = _count_buckets(table.shape[0], bidirectional, max_distance)
+    count = table.shape[0] // 2 if bidirectional else table.shape[0]  # buckets per direction
+    exact = count // 2  # those of them for a single distance
+    rate = (count - exact) / math.log(max_distance / exact)  # other buckets per factor e of distance
     distance = abs(relative) if bidirectional else clip(-relative, low=0)
     ratio = cast(clip(distance, low=1), to=dtypes.f32) * (1 / exact)
     far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
@@ -83,13 +85,6 @@ def relative_position_bias(
 
 
 _NUDGE = 1e-5  # rounding may leave the logarithm of a bucket's first distance just below its integer
-
-
-def _count_buckets(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
-    """Return (buckets per direction, those of them for a single distance, other buckets per factor e of distance)."""
-    count = count // 2 if bidirectional else count
-    exact = count // 2
-    return count, exact, (count - exact) / math.log(max_distance / exact)
 
 
 @relative_position_bias.infer

@@ -287,12 +287,9 @@ def linear_attention(
             seen, norm = seen + before, reshape(norm + before, shape=past_norm.shape)
             present = *state, cast_to(past_norm.type.dtype, norm)
     else:
-        y, seen = (
-            merge_heads(
-                matmul(split_heads(rq, heads), matmul(swap_last_axes(split_heads(rk, heads)), split_heads(v, heads)))
-            ),
-            norm,
-        )
+        queries = split_heads(rq, heads)
+        products = matmul(swap_last_axes(split_heads(rk, heads)), split_heads(v, heads))
+        y, seen = merge_heads(matmul(queries, products)), norm
     products = reshape(cast_to(dtypes.f32, fq) * seen, shape=(batch, seq, heads, fq.width // heads))
     numerators = reshape(cast_to(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
     y = reshape(numerators / add_up(products, axes=(3,), keepdims=True), shape=y.shape)

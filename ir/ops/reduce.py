@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..op import Array, Case, Op, OpCall, Size, TensorType, Trait, Value, case, ints, normal, op, require
+from ..op import Array, Case, Op, OpCall, TensorType, Trait, Value, case, ints, normal, op, require
 from ..schema.checks import normalize_axis
 from ..types import dtypes
 from .elementwise import cast
@@ -26,11 +26,6 @@ def _infer_reduced_type(n: OpCall) -> TensorType:
     return x.with_shape(*shape)
 
 
-def _count_additions(n: OpCall) -> Size:
-    x: TensorType = n.x
-    return x.elements
-
-
 def _declare_reduction(name: str, doc: str, fn: Callable[..., Array], cases: Sequence[Case] = tuple(_CASES)) -> Op:
     def reference(x: Array, *, axes: tuple[int, ...], keepdims: bool = False) -> Array:
         return fn(x, axis=axes, keepdims=keepdims)
@@ -38,7 +33,7 @@ def _declare_reduction(name: str, doc: str, fn: Callable[..., Array], cases: Seq
     reference.__name__, reference.__doc__ = name, doc
     new = op(cases=cases)(reference)
     new.infer(_infer_reduced_type)
-    new.cost(_count_additions)
+    new.cost(lambda n: n.x.elements)
     return new
 
 

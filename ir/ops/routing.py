@@ -24,12 +24,6 @@ _LOGITS = normal(2, 7, 8)
 _CLOSED = -1e30  # the logit of an expert that a token may not choose; it becomes -inf in f16
 
 
-def _is_top_k(scores: Array, k: int) -> Array:
-    """Return a mask of the k largest elements along the last axis; of equal elements the first count as larger."""
-    rank = np.argsort(np.argsort(-scores, -1, kind="stable"), -1, kind="stable")
-    return np.asarray(rank < k)
-
-
 @composed_op(
     traits=[Trait.ROWWISE],
     cases=[
@@ -127,10 +121,6 @@ def _emit_below_capacity(count: Value, x: Value, n: OpCall) -> Value:
     return cast(count, to=dtypes.f32) < share
 
 
-def _emit_routed_mask(combine: Value) -> Value:
-    return ~equal(combine, 0)
-
-
 _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
 
 
@@ -164,7 +154,7 @@ limit_capacity.infer(lambda n: _check_capacity(n.combine, n))
 @limit_capacity.body
 def _(n: OpCall) -> Value:
     combine = _merge_batch(n.combine, n)
-    is_routed = cast(_emit_routed_mask(combine), to=dtypes.i64)
+    is_routed = cast(~equal(combine, 0), to=dtypes.i64)
     before = cumsum(is_routed, axis=len(combine.shape) - 2, exclusive=True)
     limited = mask_fill(_emit_below_capacity(before, combine, n), combine)
     return reshape(limited, shape=n.combine.shape) if n.batched else limited
@@ -186,8 +176,9 @@ def expert_choice(logits: Array, *, capacity: int | None = None, factor: float =
     compete."""
     scores = softmax.reference(logits.reshape(-1, logits.shape[-1]) if batched else logits)
     limit = _compute_capacity(scores, capacity, factor)
-    chosen_scores = np.where(_is_top_k(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)
-    return chosen_scores.reshape(logits.shape)
+    # The rank of each token among all tokens of its expert; of equal ones the first count as larger.
+    rank = np.argsort(np.argsort(-scores, -2, kind="stable"), -2, kind="stable")
+    return np.where(rank < limit, scores, 0).reshape(logits.shape)
 
 
 expert_choice.infer(lambda n: _check_capacity(n.logits, n))
@@ -214,7 +205,7 @@ def load_balance_loss(logits: Value, combine: Value) -> Value:
     is not 0, p_j the mean of softmax(logits)_j. Both operands [..., tokens, experts]. Models weigh this loss by ≈
     0.01."""
     tokens = tuple(range(len(logits.shape) - 1))
-    is_routed = cast(_emit_routed_mask(combine), to=logits.type.dtype)
+    is_routed = cast(~equal(combine, 0), to=logits.type.dtype)
     product = mean(is_routed, axes=tokens) * mean(softmax(logits), axes=tokens)
     return affine(add_up(product, axes=(0,)), by=logits.width)
 

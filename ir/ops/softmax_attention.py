@@ -229,10 +229,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(n.pattern in PATTERNS, f"pattern={n.pattern!r} must be one of {', '.join(PATTERNS)}")
     require(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must both be positive")
     require(n.window is None or n.window >= 1, f"window={n.window} must be positive")
-    require(
-        not n.rolling or None not in (n.window, n.past_k, n.positions),
-        "rolling=true needs window=, a cache (past_k) and positions",
-    )
+    fits = not n.rolling or None not in (n.window, n.past_k, n.positions)
+    require(fits, "rolling=true needs window=, a cache (past_k) and positions")
     require(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
     cache_ops.check_quantization(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
     for operand in (k, v, n.bias, n.sinks, *((n.past_k, n.past_v) if n.cache_bits is None else ())):
@@ -251,10 +249,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     y = q.with_shape(*q.shape[:2], dv * heads)
     cached = n.past_k is not None
     require(cached or n.positions is None, "positions need a cache, but past_k is absent")
-    require(
-        (n.past_v is not None) == (cached and v is not None),
-        "past_v must be present if past_k and v are, and absent otherwise",
-    )
+    fits = (n.past_v is not None) == (cached and v is not None)
+    require(fits, "past_v must be present if past_k and v are, and absent otherwise")
     if not cached:
         return (y,)
     require(q.shape[1] == k.shape[1], f"with a cache q {q} and k {k} must be equally long")
@@ -295,7 +291,7 @@ def _(n: OpCall) -> Cost:
 
 
 @attention.states
-def list_attention_states(n: OpCall) -> tuple[StateSpec, ...]:
+def _(n: OpCall) -> tuple[StateSpec, ...]:
     if n.causal:
         options = {"rolling": n.rolling, "appends": n.positions is None, "window": n.window, "bits": n.cache_bits}
         return list_cache_specs(n.k, n.v, n.past_k, n.kv_heads, **options)

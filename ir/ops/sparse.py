@@ -183,11 +183,9 @@ def _emit_global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, las
         lasts = emit_indices(x, blocks.last) + last
         block_indices.append(lasts)
         exist.append(affine(lasts, by=0, plus=blocks.first) <= lasts)
-    return (
-        (block_indices[0], exist[0])
-        if len(block_indices) == 1
-        else (concat(*block_indices, axis=0), concat(*exist, axis=0))
-    )
+    if len(exist) == 1:
+        return block_indices[0], exist[0]
+    return concat(*block_indices, axis=0), concat(*exist, axis=0)
 
 
 def _clamp_index(index: Value, count: Value) -> Value:

@@ -16,11 +16,6 @@ from .readers import Array, TensorReader
 from .recipe import Recipe
 
 
-def _multiply(left: Array, right: Array) -> Array:
-    product = left.astype(np.float64) @ right.astype(np.float64)
-    return np.asarray(product.astype(np.result_type(left, right)))
-
-
 class MatMul(Recipe):
     """`left` [..., m, k] times `right` [k, n] or [k]: [..., m, n] or [..., m]."""
 
@@ -38,7 +33,9 @@ class MatMul(Recipe):
         return True  # all of `right`
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return _multiply(self.left.read(reader, start, stop), self.right.evaluate(reader))
+        rows, matrix = self.left.read(reader, start, stop), self.right.evaluate(reader)
+        product = rows.astype(np.float64) @ matrix.astype(np.float64)
+        return np.asarray(product.astype(np.result_type(rows, matrix)))
 
 
 class Centre(Recipe):

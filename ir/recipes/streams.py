@@ -92,7 +92,10 @@ def select_row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | Non
     """Return a recipe for index `index` of axis 0 of `recipe`, without that axis; None if no recipe expresses it."""
     match recipe:
         case Concat(axis=0):
-            return _select_row_of_concat(recipe, reader, index)
+            for p in recipe.items:
+                if index < (rows := p.shape(reader)[0]):
+                    return select_row(p, reader, index)
+                index -= rows
         case Full(value, dims):
             return Full(value, dims[1:])
         case Reshape():
@@ -122,15 +125,6 @@ def _select_row_of_parts(recipe: Recipe, reader: TensorReader, index: int, **fie
     rows = [select_row(part, reader, index) for part in recipe.parts]
     selected = iter([row for row in rows if row is not None])
     return None if None in rows else replace(recipe.map_parts(lambda _: next(selected)), **fields)
-
-
-def _select_row_of_concat(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:
-    for p in recipe.items:
-        rows = p.shape(reader)[0]
-        if index < rows:
-            return select_row(p, reader, index)
-        index -= rows
-    return None
 
 
 def _select_row_of_reshape(recipe: Reshape, reader: TensorReader, index: int) -> Recipe | None:

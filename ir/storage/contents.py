@@ -28,8 +28,8 @@ def write_manifest(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     `files` maps paths to SHA-256. `checksum` is the SHA-256 of the JSON without that key, with sorted keys and without
     spaces.
     """
-    files = dict(_hash_files(folder, sorted(set(_list_files(folder)) - {name})))
-    _seal(folder / name, {**record, "format": FORMAT, "files": files})
+    paths = {Path(at, file).relative_to(folder).as_posix() for at, _, files in os.walk(folder) for file in files}
+    _seal(folder / name, {**record, "format": FORMAT, "files": dict(_hash_files(folder, sorted(paths - {name})))})
 
 
 def amend_manifest(folder: Path, changes: Mapping[str, Any], files: Mapping[str, str] | None = None) -> None:
@@ -208,12 +208,6 @@ def _hash_files(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
     # Threads suffice: hashlib releases the GIL while it hashes.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         yield from zip(names, pool.map(hash_file, (folder / name for name in names)), strict=True)
-
-
-def _list_files(folder: Path) -> Iterator[str]:
-    for at, _, names in os.walk(folder):
-        for name in names:
-            yield Path(at, name).relative_to(folder).as_posix()
 
 
 def _has_only_bytecode_of(folder: Path, prefix: str, listed: set[str]) -> bool:

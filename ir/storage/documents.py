@@ -138,7 +138,7 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
     if text[end:].strip(_BLANKS):
         raise WeftError(f"{name}: not valid JSON: more text follows the JSON value, at character {end}")
     if not isinstance(value, kind):
-        raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_name_json_type(value)}")
+        raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_JSON_NAMES[type(value)]}")
     return value
 
 
@@ -207,12 +207,9 @@ _UNIQUE = json.JSONDecoder(
 # -- values by type
 
 _JSON_NAMES: dict[Any, str] = {
-    dict: "object", list: "array", str: "text", int: "integer", float: "number", bool: "true or false", None: "null",
+    dict: "object", list: "array", str: "text", int: "integer", float: "number", bool: "true or false",
+    type(None): "null",
 }  # fmt: skip
-
-
-def _name_json_type(value: Any) -> str:
-    return _JSON_NAMES.get(None if value is None else type(value), type(value).__name__)
 
 
 def quote_value(value: Any) -> str:

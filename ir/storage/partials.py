@@ -138,7 +138,8 @@ def remove_leftovers(parent: Path, prefix: str = PARTIAL) -> None:
             lock = _lock(path)
             if lock is None:  # its process may still run
                 continue
-            bytes_ = _count_bytes(path)
+            files = (Path(at, name) for at, _, names in os.walk(path) for name in names)
+            bytes_ = sum(file.lstat().st_size for file in files) if path.is_dir() else status.st_size
             _remove(path)
         except OSError:  # locked, or removed by another process meanwhile
             continue
@@ -149,12 +150,6 @@ def remove_leftovers(parent: Path, prefix: str = PARTIAL) -> None:
             log.warning("%s holds files that weft did not write; move them elsewhere and remove it", path)
         else:
             log.warning("removed %s, %s that an interrupted run had left", path, format_bytes(bytes_))
-
-
-def _count_bytes(path: Path) -> int:
-    if not path.is_dir():
-        return path.stat().st_size
-    return sum(Path(at, name).lstat().st_size for at, _, names in os.walk(path) for name in names)
 
 
 def _remove(path: Path) -> None:

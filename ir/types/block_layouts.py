@@ -256,11 +256,8 @@ class BlockLayout:
         if self.tensor_scale:
             tensor_scales = np.ascontiguousarray(raw[..., -1, :4]).view(np.float32)
             raw = raw[..., :-1, :]
-        return Blocks(
-            self.packing.unpack(raw[..., 1:]),
-            self.decode_scales(raw[..., 0], tensor_scales),
-            tensor_scales=tensor_scales,
-        )
+        scales = self.decode_scales(raw[..., 0], tensor_scales)
+        return Blocks(self.packing.unpack(raw[..., 1:]), scales, tensor_scales=tensor_scales)
 
     def _pack_floats(self, blocks: Blocks) -> Array:
         assert isinstance(self.packing, Packing)

@@ -132,7 +132,8 @@ def find_self_attentions(graph: Graph, name: str) -> list[Node]:
         WeftError: naming the pass `name`, if there are none, or if `graph` has caches.
     """
     refuse_caches(graph, name)
-    attentions = [n for n in graph.nodes if Trait.ATTENTION in n.op.traits and _is_self_attention(n)]
+    softmax = (n for n in graph.nodes if Trait.ATTENTION in n.op.traits)
+    attentions = [n for n in softmax if n.required_operand("q").shape[1] == n.required_operand("k").shape[1]]
     if not attentions:
         raise WeftError(f"{name}: graph {graph.name} has no softmax self-attention")
     return attentions
@@ -227,8 +228,3 @@ def _parse_range(part: str, layers: str) -> range:
     if last < first:
         raise WeftError(f"layers={layers!r} ends at {last} before it begins at {first}")
     return range(first, last + 1)
-
-
-def _is_self_attention(node: Node) -> bool:
-    q, k = node.operand("q"), node.operand("k")
-    return q is not None and k is not None and q.shape[1] == k.shape[1]

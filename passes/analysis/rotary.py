@@ -17,7 +17,7 @@ from weft.ir.types import dtypes
 
 from ..core import oracle
 from ..core.trace import Trace
-from ..edits.edit import derive_param, replace_param, require_param
+from ..edits.edit import require_param, set_recipe
 from .projections import TOKENWISE_TRAITS
 
 MAX_THETA, MAX_FACTOR = 1e30, 1e6  # base and factor: float32 cannot represent the frequencies of larger ones
@@ -88,12 +88,9 @@ def find_or_add_frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
 
 def set_frequencies(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) -> None:
     """Set the frequencies of the node `rope` to `recipe`, and its attribute `amplitude` unless None, in place."""
-    old = require_param(rope, "frequencies")
-    new = derive_param(old, recipe)
-    rope.set_input(2, new)
+    set_recipe(rope, 2, recipe)
     if amplitude is not None:
         rope.attrs["amplitude"] = float(amplitude)
-    replace_param(old, new)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from weft.ir import DType, Graph, WeftError
+from weft.ir import DType, Graph, WeftError, interpret
 from weft.ir.frozen import Frozen
 from weft.ir.op import Attr, format_type
 from weft.ir.recipes.recipe import order_fields
@@ -163,6 +163,17 @@ class Pass(Frozen):
             raise TypeError(f"the {self.effect} pass {self.name} defines no check")
         inputs = equivalence.make_inputs(before)
         equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
+
+    def apply_to(self, graph: Graph) -> Graph:
+        """Return a copy of `graph` rewritten by this pass alone, without a trace."""
+        rewritten = graph.clone()
+        self.run(rewritten, Trace())
+        return rewritten
+
+    def check_keeps(self, graph: Graph, equivalence: EquivalenceCheck) -> None:
+        """Check that this pass does not change the outputs of `graph`, with its own weights, on random inputs."""
+        inputs = equivalence.make_inputs(graph)
+        equivalence.check_close(interpret(graph, inputs), interpret(self.apply_to(graph), inputs), EXACT)
 
     @classmethod
     def describe_check(cls) -> str:

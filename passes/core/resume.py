@@ -47,20 +47,15 @@ class ResultStore:
     """
 
     def __init__(self, folder: str | Path | None, tokens: Sequence[Array], *settings: object) -> None:
-        self._folder = None if folder is None else expand_home(folder)
+        self.folder = None if folder is None else expand_home(folder)
         self._digest = hashlib.sha256(repr(settings).encode())
         for ids in tokens:
             self._digest.update(repr(ids.shape).encode() + np.ascontiguousarray(ids, np.int64).tobytes())
-        if self._folder is not None:
+        if self.folder is not None:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as e:
-                raise WeftError(f"cannot create the folder {self._folder} for results of quantize: {e.strerror}") from e
-
-    @property
-    def is_active(self) -> bool:
-        """True if the store has a folder."""
-        return self._folder is not None
+                raise WeftError(f"cannot create the folder {self.folder} for results of quantize: {e.strerror}") from e
 
     def advance(self, param: Param, layout: BlockLayout) -> str:
         """Add the values of `param` and its `layout` to the digest; return the key (32 hex digits) of their result."""
@@ -71,9 +66,9 @@ class ResultStore:
 
     def load(self, key: str) -> list[Blocks] | None:
         """Return the blocks stored as `key`, one per matrix of the stack; None if the file is missing or unreadable."""
-        assert self._folder is not None
+        assert self.folder is not None
         broken = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-        path = self._folder / f"{key}.npz"
+        path = self.folder / f"{key}.npz"
         with contextlib.suppress(*broken), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return [
                 Blocks(arrays[f"codes{i}"], arrays[f"scales{i}"], None, arrays.get(f"zeros{i}"))
@@ -83,16 +78,16 @@ class ResultStore:
 
     def save(self, key: str, blocks: Sequence[Blocks]) -> None:
         """Store `blocks` as `key` atomically; raise WeftError if the file cannot be written."""
-        assert self._folder is not None
+        assert self.folder is not None
         arrays: dict[str, Array] = {"count": np.array(len(blocks))}
         for i, block in enumerate(blocks):
             arrays |= {f"codes{i}": block.codes, f"scales{i}": block.scales}
             if block.zeros is not None:
                 arrays[f"zeros{i}"] = block.zeros
         try:
-            with create_temporary(self._folder, folder=False) as partial:
+            with create_temporary(self.folder, folder=False) as partial:
                 with partial.open("wb") as file:
                     np.savez(file, allow_pickle=False, **arrays)
-                partial.replace(self._folder / f"{key}.npz")
+                partial.replace(self.folder / f"{key}.npz")
         except OSError as e:
-            raise WeftError(f"cannot store a result of quantize in the folder {self._folder}: {e.strerror}") from e
+            raise WeftError(f"cannot store a result of quantize in the folder {self.folder}: {e.strerror}") from e

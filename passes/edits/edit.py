@@ -91,6 +91,16 @@ def replace_param(old: Value | None, new: Value | None) -> None:
     graph.erase_param(old)
 
 
+def set_recipe(node: Node, index: int, recipe: Recipe, shape: tuple[int, ...] | None = None) -> None:
+    """Replace operand `index` of `node`, a parameter, by one with `recipe`, and with `shape` unless None; other readers
+    keep the old parameter."""
+    old = node.inputs[index]
+    assert isinstance(old, Param)
+    new = derive_param(old, recipe, shape)
+    node.set_input(index, new)
+    replace_param(old, new)
+
+
 def swap_names(param: Param, old: Value) -> None:
     """Swap the names of `param` and of `old`, a value that is not a parameter."""
     graph = param.graph

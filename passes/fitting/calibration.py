@@ -148,21 +148,18 @@ def read_ids(path: Path) -> Sequence[Sequence[int] | Array]:
             if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
                 raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [batch, length]")
             return list(np.atleast_2d(array))
-        return _check_ids(read_json(path, list), path)
+        content = read_json(path, list)
     except (OSError, ValueError, SyntaxError, TokenError) as e:  # the header of .npy is read as Python
         raise _make_read_error(path, e) from e
+    rows: list[Sequence[int]] = content if content and isinstance(content[0], list) else [content]
+    if not all(isinstance(row, list) and all(type(i) is int for i in row) for row in rows):
+        raise WeftError(f"{path} does not hold lists of token ids")
+    return rows
 
 
 def _make_read_error(path: Path, error: Exception) -> WeftError:
     why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else error
     return WeftError(f"the text {path} cannot be read: {why}")
-
-
-def _check_ids(content: Any, path: Path) -> list[Sequence[int]]:
-    rows = content if isinstance(content, list) and content and isinstance(content[0], list) else [content]
-    if not all(isinstance(row, list) and all(type(i) is int for i in row) for row in rows):
-        raise WeftError(f"{path} does not hold lists of token ids")
-    return rows
 
 
 def find_vocabulary_size(graph: Graph) -> int:

@@ -169,7 +169,7 @@ def fit_gptq(
             if not chosen:
                 continue
             progress(done, total)
-            keys = {m: finished.advance(m.param, plan[m]) for m in chosen} if finished.is_active else {}
+            keys = {m: finished.advance(m.param, plan[m]) for m in chosen} if finished.folder is not None else {}
             blocks = {m: result for m, key in keys.items() if (result := finished.load(key)) is not None}
             layouts = {m: plan[m] for m in chosen if m not in blocks}
             if blocks and not loaded:

@@ -173,7 +173,8 @@ def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         points = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
         return pack_codes(points, layout.bits)
     if part == "offsets":
-        return _sum_offsets(layout, scales, offsets, zeros)
+        total = np.zeros_like(scales) if offsets is None else offsets
+        return total if zeros is None else total + scales * (np.float32(layout.middle) - zeros)
     if part in ("signed", "signed_zeros", "halves", "middles"):
         return _encode_byte_part(layout, blocks, part)
     bits = choose_kernel_bits(layout)
@@ -202,16 +203,8 @@ def _encode_byte_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     else:
         values = codes.reshape(*codes.shape[:-2], -1)
     if part == "halves":
-        first, second = np.split(values, 2, -1)
-        return np.asarray(first | (second << 4))
+        return HALVES.pack(values)
     return values if part == "middles" else (values - np.uint8(layout.middle)).view(np.int8)
-
-
-def _sum_offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zeros: Array | None) -> Array:
-    total = np.zeros_like(scales) if offsets is None else offsets
-    if zeros is not None:
-        total = total + scales * (np.float32(layout.middle) - zeros)
-    return total
 
 
 def decode_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) -> Blocks:

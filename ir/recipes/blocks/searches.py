@@ -53,9 +53,9 @@ def _refit(groups: Array, weights: Array, low: Array, high: Array, step: np.floa
     top = np.float32(2**layout.bits - 1)
     if not layout.has_zeros:
         most = np.where(high > -low, high, low) / np.float32(-layout.middle)
-        codes = _round_signed_codes(
-            groups, most * np.float32(layout.middle) / (np.float32(layout.middle) + step), layout
-        )
+        steps = most * np.float32(layout.middle) / (np.float32(layout.middle) + step)
+        codes: Array = np.rint(groups * invert_scales(steps)[..., None])
+        np.clip(codes, -layout.middle, layout.middle - 1, out=codes)
         weighted = (weights * codes * codes).sum(-1)
         return round_scales((weights * codes * groups).sum(-1) * invert_scales(weighted), layout), None
     low, high = np.minimum(low, 0), np.maximum(high, 0)
@@ -100,11 +100,6 @@ def fit_half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array
         codes += np.copysign(sizes, errors)
         zeros, penalty = codes.mean(-1), penalty * np.float32(GROWTH)
     return scales, np.where(scales > 0, (layout.middle - best) * scales, low)
-
-
-def _round_signed_codes(groups: Array, scales: Array, layout: BlockLayout) -> Array:
-    codes: Array = np.rint(groups * invert_scales(scales)[..., None])
-    return np.clip(codes, -layout.middle, layout.middle - 1, out=codes)
 
 
 def _sum_squared_errors(

@@ -50,17 +50,8 @@ def find_affine_form(step: Step) -> AffineStep | None:
         return None
     if graph.inputs[step.tokens[0]].type.dtype != f32:
         return None
-    dependent = {graph.inputs[name] for name in step.states}
     forms: dict[Value, AffineValue] = {graph.inputs[n]: AffineValue(n, graph.inputs[n].shape) for n in step.states}
-    nodes = list(graph.nodes)
-    rules = AffineRules(graph.inputs[step.tokens[0]])
-    for node in nodes:
-        read = dependent.intersection(v for v in node.inputs if v is not None)
-        if not read:
-            continue
-        dependent.update(node.outputs)
-        if read <= forms.keys() and (form := rules.derive_form(node, forms)) is not None:
-            forms[node.output] = form
+    AffineRules(graph.inputs[step.tokens[0]]).add_forms_of(list(graph.nodes), forms)
     gates = Graph("gates")
     gate_values = dict[str, Value]()
     for name in step.states:
@@ -72,7 +63,11 @@ def find_affine_form(step: Step) -> AffineStep | None:
     if not any(has_dependent(graph.inputs[name], gate_values.values()) for name in step.tokens):
         return None  # tokens do not reach the state: it is not a recurrence
     copy_into(gates, graph, [*step.tokens, *step.constants], gate_values)
-    return AffineStep(gates, _build_after(step))
+    after = Graph("after")
+    new_states = {v: after.add_input(f"new_{n}", v.type) for n in step.states for v in [step.new_state(n)]}
+    outputs = {name: step.graph.outputs[name] for name in step.outputs}
+    copy_into(after, step.graph, [*step.graph.inputs], outputs, new_states)
+    return AffineStep(gates, after)
 
 
 def _expand_rows(value: Value, rank: int) -> Value:
@@ -92,14 +87,6 @@ def has_dependent(value: Value, ends: Iterable[Value]) -> bool:
     """Return whether `value` is one of `ends` or one of `ends` depends on it."""
     ends = list(ends)
     return value in ends or any(value in node.inputs for node in find_live_nodes(value.graph, ends))
-
-
-def _build_after(step: Step) -> Graph:
-    graph, after = step.graph, Graph("after")
-    new_states = {v: after.add_input(f"new_{n}", v.type) for n in step.states for v in [step.new_state(n)]}
-    outputs = {name: graph.outputs[name] for name in step.outputs}
-    copy_into(after, graph, [*graph.inputs], outputs, new_states)
-    return after
 
 
 def copy_into(
@@ -136,6 +123,16 @@ class AffineRules:
 
     def __init__(self, token: Value) -> None:
         self.token = token
+
+    def add_forms_of(self, nodes: Iterable[Node], forms: dict[Value, AffineValue]) -> None:
+        """Add to `forms`, which has those of the states, the forms of the outputs of `nodes` that are affine."""
+        dependent = set(forms)
+        for node in nodes:
+            read = dependent.intersection(v for v in node.inputs if v is not None)
+            if read:
+                dependent.update(node.outputs)
+                if read <= forms.keys() and (form := self.derive_form(node, forms)) is not None:
+                    forms[node.output] = form
 
     def derive_form(self, node: Node, forms: Mapping[Value, AffineValue]) -> AffineValue | None:
         """Return the form of the output of `node`, or None; `forms` has those of all operands that depend on states."""

@@ -49,7 +49,7 @@ def find_delta_form(step: Step) -> ParallelForm | None:
         return None
     gates.outputs[f"v.{name}"] = values.b
     gates.add_output(f"c.{name}", ops.expand(values.a, shape=(BATCH, layout.groups, 1)))
-    gates.add_output(f"w.{name}", layout.flatten_keys(copy_value_into(state_read.query, gates, {})))
+    gates.add_output(f"w.{name}", layout.flatten(copy_value_into(query, gates, {}), axis))
     if has_dependent(gates.inputs[READ], gates.outputs.values()):
         return None
     return ParallelForm(prune(gates), prune(after), {name: replace(outer, changes=True)})
@@ -91,12 +91,6 @@ def _replace_read(step: Step, state_read: StateRead) -> Step:
 def _find_affine_value(gates: Graph, values: Value) -> AffineValue | None:
     """Return `values` as a ⊙ r + b, where r is the input `READ` of `gates`; None if they are not affine in it."""
     seen = gates.inputs[READ]
-    rules = AffineRules(next(iter(gates.inputs.values())))
-    forms, dependent = {seen: AffineValue(READ, seen.shape)}, {seen}
-    for node in find_live_nodes(gates, [values]):
-        read = dependent.intersection(v for v in node.inputs if v is not None)
-        if read:
-            dependent.update(node.outputs)
-            if read <= forms.keys() and (form := rules.derive_form(node, forms)) is not None:
-                forms[node.output] = form
+    forms = {seen: AffineValue(READ, seen.shape)}
+    AffineRules(next(iter(gates.inputs.values()))).add_forms_of(find_live_nodes(gates, [values]), forms)
     return forms.get(values)

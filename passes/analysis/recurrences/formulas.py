@@ -34,7 +34,9 @@ def write_formulas(step: Step) -> list[str]:
     for node in step.graph.nodes:
         v, *other_outputs = node.outputs
         is_read_once = len(v.uses) + (v in new) + (v in outputs) < 2
-        if not other_outputs and v not in new and (is_read_once or node.op in _MOVES or _is_short(node)):
+        # An affine of a graph input, such as 1 − x, is repeated instead of named.
+        is_short = node.op is ops.affine and node.required_operand("x").producer is None
+        if not other_outputs and v not in new and (is_read_once or node.op in _MOVES or is_short):
             continue
         text, _ = _spell_node(node, names)
         names |= {v: name_value(v, node.op) for v in node.outputs}
@@ -44,11 +46,6 @@ def write_formulas(step: Step) -> list[str]:
         if text != name:
             lines.append(f"{name} = {text}")
     return lines
-
-
-def _is_short(node: Node) -> bool:
-    """Return whether `node` is an affine of a graph input, such as 1 − x, which is repeated instead of named."""
-    return node.op is ops.affine and node.required_operand("x").producer is None
 
 
 def _spell_value(value: Value, names: dict[Value, str]) -> tuple[str, int]:

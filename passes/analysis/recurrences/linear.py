@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -80,20 +81,8 @@ def _find_linear_part(step: Step, name: str) -> LinearPart | None:
 Parts = Mapping[Value, Value]
 
 
-def _emit_again(node: Node, parts: Parts) -> tuple[Value, ...] | None:
-    return node.op.emit(parts[node.required_operand("x")], **node.attrs)
-
-
-def _scale(node: Node, parts: Parts) -> tuple[Value, ...]:
-    return (ops.affine(parts[node.required_operand("x")], by=node.attrs["by"]),)
-
-
-def _pad(node: Node, parts: Parts) -> tuple[Value, ...]:
-    return node.op.emit(parts[node.required_operand("x")], **{**node.attrs, "value": 0.0})
-
-
-def _cast_float(node: Node, parts: Parts) -> tuple[Value, ...] | None:
-    return _emit_again(node, parts) if node.attrs["to"].is_float else None
+def _emit_again(node: Node, parts: Parts, **attrs: float) -> tuple[Value, ...] | None:
+    return node.op.emit(parts[node.required_operand("x")], **{**node.attrs, **attrs})
 
 
 def _add(node: Node, parts: Parts) -> tuple[Value, ...]:
@@ -108,10 +97,6 @@ def _add(node: Node, parts: Parts) -> tuple[Value, ...]:
 def _multiply(node: Node, parts: Parts) -> tuple[Value, ...] | None:
     x, y = (v for v in node.inputs if v is not None)
     return None if x in parts and y in parts else (node.op(parts.get(x, x), parts.get(y, y)),)
-
-
-def _divide(node: Node, parts: Parts) -> tuple[Value, ...] | None:
-    return None if node.inputs[1] in parts else _multiply(node, parts)
 
 
 def _multiply_weight(node: Node, parts: Parts) -> tuple[Value, ...] | None:
@@ -141,8 +126,10 @@ _RULES: dict[Op, Callable[[Node, Parts], tuple[Value, ...] | None]] = {
     **dict.fromkeys((*_VIEWS, ops.neg, ops.sum, ops.mean, ops.cumsum), _emit_again),
     **dict.fromkeys((ops.add, ops.sub), _add),
     **dict.fromkeys((ops.mul, ops.matmul), _multiply),
-    **{ops.affine: _scale, ops.pad: _pad, ops.cast: _cast_float, ops.div: _divide, ops.linear: _multiply_weight},
-    **{ops.concat: _concat, ops.where: _select},
+    **{ops.affine: partial(_emit_again, plus=0.0), ops.pad: partial(_emit_again, value=0.0)},
+    ops.cast: lambda node, parts: _emit_again(node, parts) if node.attrs["to"].is_float else None,
+    ops.div: lambda node, parts: None if node.inputs[1] in parts else _multiply(node, parts),
+    **{ops.linear: _multiply_weight, ops.concat: _concat, ops.where: _select},
 }
 
 

@@ -108,15 +108,15 @@ def extract_outer(step: Step, name: str, gates: Graph, after: Graph) -> OuterPro
     view = StateView(shape, order)
     del gates.outputs[f"b.{name}"]
     if a is not None:
-        gates.outputs[f"a.{name}"] = view.flatten_keys(scales[0], expand=False)
+        gates.outputs[f"a.{name}"] = view.flatten(scales[0], keys, expand=False)
     key = _multiply([f for f in factors if f.shape[values] == 1], gates, step)
-    gates.add_output(f"k.{name}", view.flatten_keys(key))
+    gates.add_output(f"k.{name}", view.flatten(key, keys))
     value = _multiply([f for f in factors if f.shape[values] != 1], gates, step)
-    gates.add_output(f"v.{name}", view.flatten_values(value))
+    gates.add_output(f"v.{name}", view.flatten(value, values))
     copies: dict[Value, Value] = {}
     for i, read in enumerate(reads):
         query = copy_value_into(read.query, gates, copies)
-        gates.add_output(f"q{i}.{name}", view.flatten_keys(query))
+        gates.add_output(f"q{i}.{name}", view.flatten(query, keys))
         result = after.add_input(f"read{i}_{name}", state.type.with_shape(BATCH, view.groups, shape[values]))
         with after.inserting(before=read.node):
             unflattened = view.unflatten(result, read.node.output.shape)
@@ -209,14 +209,9 @@ class StateView:
         *self.between, self.at_keys, self.at_values = order[1:]
         self.groups = math.prod(n for axis in self.between if isinstance(n := shape[axis], int))
 
-    def flatten_keys(self, x: Value, expand: bool = True) -> Value:
-        """Return `x` (size 1 along values) as [batch, groups, keys]; without `expand`, a keys axis of size 1 stays."""
-        return self._flatten(x, self.at_keys, expand)
-
-    def flatten_values(self, x: Value) -> Value:
-        return self._flatten(x, self.at_values, True)
-
-    def _flatten(self, x: Value, last: int, expand: bool) -> Value:
+    def flatten(self, x: Value, last: int, expand: bool = True) -> Value:
+        """Return `x` as [batch, groups, size of the axis `last`]: that of keys or that of values; `x` has size 1 along
+        the other. Without `expand`, an axis `last` of size 1 stays."""
         x = pad_rank(x, len(self.shape))
         dropped = self.at_values if last == self.at_keys else self.at_keys
         axes = [axis - (axis > dropped) for axis in (0, *self.between, last)]

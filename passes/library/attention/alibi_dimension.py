@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 
@@ -11,7 +10,6 @@ from ... import Pass, Trace
 from ...edits.edit import erase_unused, rebuild_node
 
 
-@dataclass(frozen=True)
 class AlibiAsDimension(Pass):
     """Append ALiBi's slopes to the queries and the key positions to the keys, instead of adding a bias to all scores.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir import Graph, Node, Recipe, ops
 from weft.ir.recipes import Concat, Full, Slice
 from weft.ir.recipes.matrices import Identity
@@ -14,7 +12,6 @@ from ..heads.head_layout import HeadLayout, find_layouts
 from .latent_attention import Linear, attend_to_latent
 
 
-@dataclass(frozen=True)
 class GqaToMla(Pass):
     """Convert grouped-query to multi-head latent attention: keys and values of all heads are computed from one latent.
 

@@ -25,7 +25,6 @@ Linear: TypeAlias = tuple[Recipe, Recipe | None]  # weight and bias
 FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
 
 
-@dataclass(frozen=True)
 class MlaAbsorb(Pass):
     """Attend to the latent from which keys and values are computed, used as one KV head of the latent's width.
 
@@ -72,7 +71,6 @@ class MlaAbsorb(Pass):
                 _absorb_weights(node, latent)
 
 
-@dataclass(frozen=True)
 class SlimAttention(Pass):
     """Attend to the input x of the key and value projections, so that the cache holds x instead of keys and values.
 
@@ -120,7 +118,6 @@ class SlimAttention(Pass):
                 _absorb_weights(node, latent)
 
 
-@dataclass(frozen=True)
 class MlaExpand(Pass):
     """Compute the keys and values of all heads from the latent, and attend to them: the inverse of mla-absorb.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,9 @@ from ...analysis.layers import expand_pattern, find_self_attentions
 from ...analysis.rotary import check_scaling, find_exclusive_ropes, make_rope_reference, set_frequencies
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
-from .windows import LONGEST_CHECK, apply_pass, check_minimum, sample_inputs
+from .windows import LONGEST_CHECK, check_minimum, sample_inputs
 
 
-@dataclass(frozen=True)
 class LocalGlobal(Pass):
     """Restrict the local layers of a repeating pattern to a window of keys; the global layers attend to all keys.
 
@@ -79,7 +78,7 @@ class LocalGlobal(Pass):
         checked = self
         if self.window + 3 > LONGEST_CHECK:
             checked = replace(self, window=3)
-            after = apply_pass(before, checked)
+            after = checked.apply_to(before)
         window, inputs = checked.window, sample_inputs(before, equivalence, checked.window + 3)
         is_visible = {"local": lambda i, j: abs(i - j) < window, "global": lambda i, j: True}
         by_name = {n.output.name: n for n in after.nodes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,6 @@ def check_minimum(name: str, least: int, **arguments: int) -> None:
             raise WeftError(f"{name}: {argument}={value} must be at least {least}")
 
 
-@dataclass(frozen=True)
 class SlidingWindow(Pass):
     """Restrict every query to the keys less than `size` positions away and the first `keep_first` keys of the sequence.
 
@@ -122,12 +121,11 @@ class SlidingWindow(Pass):
             inputs = sample_inputs(before, equivalence, min(self.size, LONGEST_CHECK))
             equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
         checked = self if self.size + 3 <= LONGEST_CHECK else replace(self, size=3, keep_first=min(self.keep_first, 2))
-        after = after if checked is self else apply_pass(before, checked)
+        after = after if checked is self else checked.apply_to(before)
         size, keep_first = checked.size, checked.keep_first
         check_masks(before, after, equivalence, lambda i, j: abs(i - j) < size or j < keep_first, size + 3)
 
 
-@dataclass(frozen=True)
 class Dilate(Pass):
     """Restrict every query to `size` keys with gaps: itself and every `stride`-th key before it.
 
@@ -160,12 +158,11 @@ class Dilate(Pass):
         checked = self
         if self.size * self.stride + 3 > LONGEST_CHECK:
             checked = replace(self, size=min(self.size, 3), stride=min(self.stride, 4))
-            after = apply_pass(before, checked)
+            after = checked.apply_to(before)
         distances = [n * checked.stride for n in range(checked.size)]
         check_masks(before, after, equivalence, lambda i, j: abs(i - j) in distances, checked.size * checked.stride + 3)
 
 
-@dataclass(frozen=True)
 class AttentionPattern(Pass):
     """Restrict every query to the keys of a sparse pattern.
 
@@ -211,7 +208,7 @@ class AttentionPattern(Pass):
         if 2 * max(self.stride, self.window or 0) > LONGEST_CHECK:
             stride, window = min(self.stride, 4), self.window and min(self.window, 6)
             checked = replace(self, stride=stride, summary=min(self.summary, stride), window=window)
-            after = apply_pass(before, checked)
+            after = checked.apply_to(before)
         tokens = 2 * max(checked.stride, checked.window or 0) + 3
         check_masks(before, after, equivalence, checked.is_visible, tokens)
 
@@ -219,10 +216,3 @@ class AttentionPattern(Pass):
         """Return whether query i sees key j by pattern, window and `keep_first`, as if attention were not causal."""
         visible_keys = VisibleKeys(False, self.window, self.keep_first, self.pattern, self.stride, self.summary)
         return bool(visible_keys.mask(np.asarray(i), np.asarray(j)))
-
-
-def apply_pass(before: Graph, rewrite: Pass) -> Graph:
-    """Return a copy of `before` rewritten by the pass `rewrite`."""
-    after = before.clone()
-    rewrite.run(after, Trace())
-    return after

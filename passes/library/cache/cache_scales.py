@@ -165,8 +165,7 @@ def fit_caches(
         add_rotated = any(reader.rotated_nodes for reader in readers)
         per_reader = (reader.collect_rows(add_rotated) for reader in readers)
         stored = [functools.reduce(StoredRows.add_reader, parts) for parts in zip(*per_reader, strict=True)]
-        mapped = bits < 8 and len(stored) > 1
-        if mapped:
+        if bits < 8 and len(stored) > 1:
             yield _fit_maps(nodes, stored, bits, per)
         else:
             yield FittedCache(tuple(fit_scale(x.rows, bits, per, x.weights) for x in stored))

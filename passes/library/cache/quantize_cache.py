@@ -121,8 +121,8 @@ class QuantizeCache(Pass):
         """Check that outputs are those of the original with past and present keys and values rounded to codes, and that
         inserted maps alone, without rounding and caches, leave the outputs unchanged."""
         quantized_before = {node.output.name for node in _list_quantized_nodes(before, ())}
-        plain = before
-        if maps := _list_added_maps(after, before):
+        plain, added = before, (param.recipe for name, param in after.params.items() if name not in before.params)
+        if maps := [recipe.key for recipe in added if isinstance(recipe, Source)]:  # matrices and shifts
             plain = _dequantize_caches(after, quantized_before)
             for key in maps:  # matrices that have inverses
                 equivalence.exact[key] = after.reader.read(key, 0, after.reader.shape(key)[0]).astype(np.float64)
@@ -156,12 +156,6 @@ def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
                 past.type = past.type.with_dtype(node.required_operand("k").type.dtype)
         rebuild_node(node, {"k_scale": None, "v_scale": None}, cache_bits=None)
     return copy
-
-
-def _list_added_maps(graph: Graph, before: Graph) -> list[str]:
-    """Return the checkpoint tensor names of the map matrices and shifts in `graph` that `before` does not have."""
-    added = (param.recipe for name, param in graph.params.items() if name not in before.params)
-    return [recipe.key for recipe in added if isinstance(recipe, Source)]
 
 
 def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] | None = None) -> Param:

@@ -69,8 +69,7 @@ class FuseMixture(Pass):
 
 
 def _build_choice() -> tuple[Value, ...]:
-    logits = build_product()
-    return ops.choose_experts.emit(logits, maybe("correction"), **capture(*ROUTE_ATTRS))
+    return ops.choose_experts.emit(build_product(), maybe("correction"), **capture(*ROUTE_ATTRS))
 
 
 def _fuse_route(**match: Any) -> tuple[Value, ...]:

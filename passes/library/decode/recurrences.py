@@ -93,8 +93,7 @@ def _fuse_selective(**match: Any) -> Value | Refusal:
         return step
     (delta, attrs), (a, log) = step, _find_rates(match)
     norms: dict[str, Any] = {f"{n}_norm": True for n in "bc" if f"{n}_eps" in match}
-    norms |= select(match, "b_eps", "b_weight", "c_eps", "c_weight")
-    norms |= select(match, "weight")
+    norms |= select(match, "weight", "b_eps", "b_weight", "c_eps", "c_weight")
     if "weight" in match and "eps" in match:
         norms |= {"kind": "rms", **select(match, "eps", "norm_weight")}
     operands = match["x"], delta, a, match["b"], match["c"], match.get("d")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.recipes import Add, Concat, Full, Literal, Take
-from weft.ir.recipes.matrices import MatMul
+from weft.ir.recipes import Concat, Full, Literal, Take
 
 from ... import Pass, Trace
 from ...analysis.projections import Branch, find_branch, find_output_linear, is_zero, slice_rows
-from ...edits.edit import derive_bias, derive_param, rebuild_node, replace_param, require_param
+from ...edits.absorb import absorb_input_map
+from ...edits.edit import derive_param, rebuild_node, replace_param
 
 
 class DropKBias(Pass):
@@ -61,8 +61,10 @@ def _find_biases(graph: Graph, role: str, rule: str, trace: Trace) -> Iterator[t
             branch = find_branch(node, role)
             if isinstance(branch, str):
                 trace.refuse(rule, node.output.name, branch)
-            elif (bias := _find_nonzero_bias(branch)) is not None:
-                yield node, branch, bias
+            elif (bias := branch.bias) is not None:
+                part = slice_rows(bias.recipe, *branch.span, graph.reader)
+                if not is_zero(part):
+                    yield node, branch, bias
 
 
 def _find_key_bias_effect(node: Node, k: Branch) -> str | None:
@@ -163,29 +165,13 @@ def _is_finite(bias: Value) -> bool:
 
 
 def _move_bias(node: Node, v: Branch, bias: Param, o: Node) -> None:
-    heads, kv_heads, weight, old = (
-        node.attrs["heads"],
-        node.attrs["kv_heads"],
-        require_param(o, "weight"),
-        o.operand("bias"),
-    )
+    heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
     start, stop = v.span
     head_bias = slice_rows(bias.recipe, start, stop, o.graph.reader)
     if heads != kv_heads:
         width, group = (stop - start) // kv_heads, heads // kv_heads
         head_bias = Take(head_bias, tuple(h // group * width + i for h in range(heads) for i in range(width)))
-    shift = MatMul(weight.recipe, head_bias)
-    new = derive_param(old, Add((old.recipe, shift))) if isinstance(old, Param) else derive_bias(weight, shift)
-    rebuild_node(o, {"bias": new})
-    replace_param(old, new)
-
-
-def _find_nonzero_bias(branch: Branch) -> Param | None:
-    """Return the bias of the linear of `branch`; None if it has none, or if its rows for the branch are 0."""
-    if branch.bias is None:
-        return None
-    part = slice_rows(branch.bias.recipe, *branch.span, branch.linear.graph.reader)
-    return None if is_zero(part) else branch.bias
+    absorb_input_map(o, None, head_bias)
 
 
 def _drop_bias(branch: Branch) -> None:

@@ -13,16 +13,15 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.absorb import is_layer_norm
 from ...edits.edit import (
     are_params,
-    derive_param,
     erase_unused,
     erase_unused_params,
     find_summands,
     find_sums,
     has_add_norm_reader,
     remove_summand,
-    replace_param,
     replace_uses,
     require_param,
+    set_recipe,
 )
 
 
@@ -90,9 +89,7 @@ def _fold_norm(norm: Node, lookup: Node) -> None:
     table = require_param(lookup, "table")
     weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])
     kind = "layer" if is_layer_norm(norm) else "rms"
-    normed = derive_param(table, RowNorm(table.recipe, kind, norm.attrs["eps"], weight, bias))
-    lookup.set_input(1, normed)
-    replace_param(table, normed)
+    set_recipe(lookup, 1, RowNorm(table.recipe, kind, norm.attrs["eps"], weight, bias))
     replace_uses(norm.output, lookup.output, rename=False)
     erase_unused(norm.graph, [norm])
 
@@ -165,9 +162,7 @@ def _fold_type_row(types: Node, target: Node) -> None:
     """Add row 0 of the table of `types` to all rows of the table of `target`, and remove `types` from the sum."""
     row, table = require_param(types, "table"), require_param(target, "table")
     everywhere = MatMul(Full(1.0, (int(table.shape[0]), 1)), Slice(row.recipe, 0, 0, 1))
-    new = derive_param(table, Add((table.recipe, everywhere)))
-    target.set_input(1, new)
-    replace_param(table, new)
+    set_recipe(target, 1, Add((table.recipe, everywhere)))
     remove_summand(types.output)
     types.graph.erase(types)
     erase_unused_params(types.graph, [row])

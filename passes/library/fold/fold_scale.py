@@ -18,7 +18,6 @@ from .scaling import (
     find_other_use,
     list_reader_edits,
     list_writer_edits,
-    number_nodes,
     repeat_scalar,
 )
 
@@ -93,7 +92,7 @@ class FoldScale(Pass):
     def _accept(self, graph: Graph, refusals: dict[str, str]) -> list[_Plan]:
         """Return the plans of this round, which share no nodes. Unless `untie`, drop plans that scale a weight for only
         some of its readers; `refusals` then gets a reason, keyed by the output name of each site of the plan."""
-        order, used_nodes, plans = number_nodes(graph), set[Node](), list[_Plan]()
+        order, used_nodes, plans = {n: i for i, n in enumerate(graph.nodes)}, set[Node](), list[_Plan]()
         for plan in _merge_plans(_find_plans(graph, order, refusals)):
             _compensate_tied_head(plan, order)
             nodes = {e.node for e in plan.edits}.union(plan.sites)
@@ -122,13 +121,13 @@ def _find_plans(graph: Graph, order: Mapping[Node, int], refusals: dict[str, str
         edits: list[Edit] | str
         if node.op is ops.attention and (scale := _find_score_scale(node)) != 1:
             factor: Factor = scale
-            edits = absorb_factor(node, 0, factor, order)
+            edits = absorb_factor([(node, 0)], factor, order)
         elif node.op is ops.route and node.attrs["scale"] != 1:
             factor = float(node.attrs["scale"])
             edits = _list_expert_edits(node, factor)
         elif (product := _find_product(node)) is not None:
             index, factor = product
-            edits = absorb_factor(node, index, factor, order)
+            edits = absorb_factor([(node, index)], factor, order)
             # First the producers of the value, then its readers; if both fail, the first reason is reported.
             forward = list_reader_edits(x, factor) if isinstance(edits, str) else edits
             edits = edits if isinstance(forward, str) else forward
@@ -205,7 +204,7 @@ def _compensate_tied_head(plan: _Plan, order: Mapping[Node, int]) -> None:
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):
-                inverse_edits = absorb_factor(node, 0, 1 / table.factor, order)
+                inverse_edits = absorb_factor([(node, 0)], 1 / table.factor, order)
                 if not isinstance(inverse_edits, str):
                     plan.edits += [*inverse_edits, replace(table, node=node, index=i)]
 

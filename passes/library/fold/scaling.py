@@ -7,17 +7,17 @@ ends at a parameter. It returns one `Edit` per parameter to multiply; only `appl
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Recipe, Value, ops
+from weft.ir import Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Concat, Full, Reshape, Scale
 from weft.ir.recipes.matrices import MatMul
 
 from ...analysis.feed_forward import find_projection
 from ...analysis.projections import slice_rows
 from ...edits.absorb import OUTPUT_WEIGHTS
-from ...edits.edit import derive_param, replace_param
+from ...edits.edit import set_recipe
 
 Factor = float | Recipe  # a number, or a vector along the last axis of the multiplied value
 # Ops that commute with a scalar factor; most may move or mix the last axis, so a vector does not pass.
@@ -54,10 +54,7 @@ class Edit:
 def apply_edits(edits: Sequence[Edit]) -> None:
     """Replace the parameters of `edits` in the graph by new ones whose recipes multiply the old ones."""
     for e in edits:
-        old = e.param
-        new = derive_param(old, _scale_param(e, old))
-        e.node.set_input(e.index, new)
-        replace_param(old, new)
+        set_recipe(e.node, e.index, _scale_param(e, e.param))
 
 
 def _scale_param(e: Edit, param: Param) -> Recipe:
@@ -103,18 +100,12 @@ def list_reader_edits(value: Value, factor: Factor) -> list[Edit] | str:
     return [Edit(node, 1, factor, axis=1) for node in value.users]
 
 
-def absorb_factor(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return the edits that multiply operand `index` of `reader` by `factor`; a reason (str) if that is impossible,
-    for example because a value on the path to a parameter has other readers. `order` is that of `number_nodes`."""
+def absorb_factor(uses: Iterable[tuple[Node, int]], factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
+    """Return the edits that multiply the operands `uses` (reader, index) by `factor`; a reason (str) if that is
+    impossible, for example because a value on the path to a parameter has other readers. `order` maps each node to its
+    position in execution order."""
     walk = _Walk(order)
-    walk.demand_factor(reader, index, factor)
-    return walk.run()
-
-
-def absorb_factor_of_value(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return the edits that multiply `value` by `factor` for all of its readers, or a reason (str)."""
-    walk = _Walk(order)
-    for reader, index in value.uses:
+    for reader, index in uses:
         walk.demand_factor(reader, index, factor)
     return walk.run()
 
@@ -238,8 +229,3 @@ class _Walk:
 def _has_full_width(node: Node) -> bool:
     """Return whether the last axis of each operand of `node` is as long as that of its result."""
     return all(v is not None and v.shape[-1:] == node.output.shape[-1:] for v in node.inputs)
-
-
-def number_nodes(graph: Graph) -> dict[Node, int]:
-    """Return the position of each node of `graph` in execution order."""
-    return {node: i for i, node in enumerate(graph.nodes)}

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from weft.ir import Graph, Op, Value, ops
 
 from ... import ANY, Pass, Pattern, Refusal, Rule, Trace, apply_rules
+from ...edits.pattern import maybe, value
 
 
-def _add_rms(x: Value, y: Value, weight: Value | None) -> tuple[Value, ...]:
-    total = ops.add(x, y)
-    return ops.rms_norm(total, weight, eps=ANY("eps")), total
-
-
-def _add_layer(x: Value, y: Value, weight: Value | None, bias: Value | None) -> tuple[Value, ...]:
-    total = ops.add(x, y)
-    return ops.layer_norm(total, weight, bias, eps=ANY("eps")), total
+def _build_add_norm(norm: Op) -> Pattern:
+    gains = [maybe("weight"), maybe("bias")] if norm is ops.layer_norm else [maybe("weight")]
+    total = ops.add(value("x"), value("y"))
+    return Pattern(lambda: (norm(total, *gains, eps=ANY("eps")), total))
 
 
 def _fuse_norm(
@@ -58,12 +53,10 @@ class FuseResidualNorm(Pass):
     see = ("unfuse-residual-norm",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        patterns: dict[str, tuple[Op, Callable[..., Any]]]
-        patterns = {"rms": (ops.rms_norm, _add_rms), "layer": (ops.layer_norm, _add_layer)}
         rules = [
-            Rule(f"fuse-residual-{kind}-norm", Pattern(pattern), partial(_fuse_norm, kind=kind))
-            for kind, (op, pattern) in patterns.items()
-            if any(node.op is op for node in graph.nodes)
+            Rule(f"fuse-residual-{kind}-norm", _build_add_norm(norm), partial(_fuse_norm, kind=kind))
+            for kind, norm in (("rms", ops.rms_norm), ("layer", ops.layer_norm))
+            if any(node.op is norm for node in graph.nodes)
         ]
         apply_rules(graph, rules, trace)
 

@@ -37,11 +37,6 @@ class HeadLayout:
         """Return `rows`: new feature i is old feature rows[i], not counting the zeros."""
         return _list_rows(self.heads, self.width)
 
-    @property
-    def single_head(self) -> HeadLayout:
-        """Return the layout for a tensor that has one head along the axis: keep this head and append the zeros."""
-        return HeadLayout((0,), self.width, self.zeros)
-
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
         """Return `recipe` (a tensor of `shape` with the old heads along `axis`) with its heads rearranged."""
         if self.heads != tuple(range(shape[axis] // self.width)):
@@ -187,7 +182,7 @@ def _rebuild_on_layout(
     """Emit `node` again on the rearranged `x`, before `reader`, and return its output.
     The pairs (old operand, new operand) of its other operands are appended to `derived`."""
     attrs, head_width = dict(node.attrs), layout.width + layout.zeros
-    per_head = layout.single_head if len(node.output.shape) == 4 else layout
+    per_head = HeadLayout((0,), layout.width, layout.zeros) if len(node.output.shape) == 4 else layout
     operands = list(node.inputs[1:])
     if node.op is ops.rope:
         attrs["heads"] = len(layout.heads)

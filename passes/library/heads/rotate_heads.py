@@ -69,14 +69,10 @@ class RotateHeads(Pass):
         shared = [p for p in (branch.weight, o.operand("weight")) if p is not None and len(p.users) > 1]
         if shared:
             return f"%{shared[0].name} is shared by several nodes"
-        if _is_rotated(branch.weight.recipe):
+        recipe = branch.weight.recipe  # after a rotation it has the form that `_map_rows` returns
+        if isinstance(recipe, Reshape) and recipe.has(RandomOrthogonal) and isinstance(recipe.item, Permute):
             return "its values are rotated already"
         return None
-
-
-def _is_rotated(recipe: Recipe) -> bool:
-    """Return whether `recipe` has the form that `_map_rows` returns for a weight."""
-    return isinstance(recipe, Reshape) and recipe.has(RandomOrthogonal) and isinstance(recipe.item, Permute)
 
 
 def _map_rows(param: Param, matrix: RandomOrthogonal, heads: int) -> Recipe:

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret, ops
+from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Literal, Scale, Shuffle, Source, Take
 from weft.ir.recipes.readers import Array, SpilledTensors
 
 from ... import Pass, Trace
 from ...analysis.feed_forward import FeedForward, match_feed_forward
-from ...core.equivalence import EXACT, EquivalenceCheck
-from ...edits.edit import derive_param, rebuild_node, replace_param, replace_weights
+from ...core.equivalence import EquivalenceCheck
+from ...edits.edit import derive_param, rebuild_node, replace_param, replace_weights, set_recipe
 from ...fitting.calibration import Activations, read_tokens
 
 CAUTION = 5.0  # strength of the ridge: tokens, per remaining feature, that count as much as the old weight
@@ -73,10 +73,7 @@ class PruneNeurons(Pass):
                 rows = np.random.default_rng(0).permutation(unit.hidden) < count
                 down = unit.out.params[0]
                 down.recipe = Scale(down.recipe, Literal.from_array(rows.astype(float)), axis=1)
-        pruned = silenced.clone()
-        replace(self, calibration=None).run(pruned, Trace())
-        inputs = equivalence.make_inputs(before)
-        equivalence.check_close(interpret(silenced, inputs), interpret(pruned, inputs), EXACT)
+        replace(self, calibration=None).check_keeps(silenced, equivalence)
 
 
 def _find_obstacle(unit: FeedForward) -> str | None:
@@ -171,9 +168,7 @@ class PermuteNeurons(Pass):
                 recipe = old.recipe
                 for shuffled_range in ranges[node, i]:
                     recipe = Shuffle(recipe, *shuffled_range)
-                new = derive_param(old, recipe)
-                node.set_input(i, new)
-                replace_param(old, new)
+                set_recipe(node, i, recipe)
 
     def _find_ranges(self, node: Node) -> RangesByUse | None:
         """Return the axis ranges to shuffle, keyed by (node, operand index), of the feed-forward that `node` ends. A

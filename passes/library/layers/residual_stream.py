@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, ops
+from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Permute, Scale
 from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 
@@ -160,11 +160,7 @@ class ScaleResidualStream(Pass):
         check_streams(streams, self.name, lambda stream: explain_unmappable(stream, norms=True))
         if by == 1:
             return
-
-        def scale_rows(x: Value) -> Value:
-            return ops.affine(x, by=by, name="scale_map")
-
-        map_writers(streams, make_scale_map(by), scale_rows)
+        map_writers(streams, make_scale_map(by), lambda x: ops.affine(x, by=by, name="scale_map"))
         for linear in (n for stream in streams for n in stream.linears):
             absorb_input_map(linear, make_scale_map(1 / by))
         for norm in (n for stream in streams for n in stream.norms):

@@ -26,7 +26,7 @@ from ...analysis.rotary import (
 )
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import compute_amplitude
-from ...edits.edit import derive_param, replace_param, require_param
+from ...edits.edit import require_param, set_recipe
 from .strip_positions import find_first_row, find_position_tables
 
 _SCALING = {"pi": "linear", "ntk": "ntk", "yarn": "yarn", "llama3": "llama3"}
@@ -145,9 +145,7 @@ class ExtendContext(ScalingArguments, Pass):
             new = Concat((head, Interpolate(tail, length, self.factor)))
         else:
             new = Interpolate(table.recipe, length, self.factor)
-        longer = derive_param(table, new, (offset + length, width))
-        node.set_input(1, longer)
-        replace_param(table, longer)
+        set_recipe(node, 1, new, (offset + length, width))
         trace.record_rewrite(self.name, node.output.name)
         return True
 

@@ -32,7 +32,8 @@ def find_position_values(graph: Graph) -> set[Value]:
 def find_position_tables(graph: Graph) -> list[Node]:
     """Return the `embedding` nodes that look up positions in a table that is a parameter of fixed length."""
     values = find_position_values(graph)
-    return [n for n in graph.nodes if n.op is ops.embedding and n.inputs[0] in values and _is_table(n)]
+    lookups = [n for n in graph.nodes if n.op is ops.embedding and n.inputs[0] in values]
+    return [n for n in lookups if isinstance(table := n.inputs[1], Param) and isinstance(table.shape[0], int)]
 
 
 def find_first_row(node: Node) -> int | None:
@@ -45,11 +46,6 @@ def find_first_row(node: Node) -> int | None:
             return None
         value = producer.inputs[0]
     return offset
-
-
-def _is_table(node: Node) -> bool:
-    table = node.inputs[1]
-    return isinstance(table, Param) and isinstance(table.shape[0], int)
 
 
 _SUMS = (ops.add, ops.add_norm)  # they add position embeddings to token embeddings

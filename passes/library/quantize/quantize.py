@@ -318,8 +318,7 @@ class QuantizeWeights(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that weights rounded to the nearest are within about a step of the original; others must be equal."""
         staged = equivalence.randomize_weights(before)
-        rounded = staged.clone()
-        replace(self, method="rtn", budget=None, calibration=None).run(rounded, Trace())
+        rounded = replace(self, method="rtn", budget=None, calibration=None).apply_to(staged)
         for name, param in staged.params.items():
             recipe, exact = rounded.params[name].recipe, param.recipe.evaluate(staged.reader)
             actual = recipe.evaluate(staged.reader)

@@ -18,7 +18,7 @@ from ... import Pass, Trace
 from ...analysis.states import has_cache
 from ...fitting.calibration import Activations, sample_tokens
 from ...fitting.matrices import Matrix, find_matrices
-from ..fold.scaling import Edit, absorb_factor_of_value, apply_edits, find_other_use, list_reader_edits, number_nodes
+from ..fold.scaling import Edit, absorb_factor, apply_edits, find_other_use, list_reader_edits
 
 # Factors are sizes of activations to the first power, divided by sizes of weights to the second: AWQ and SmoothQuant.
 POWERS = ((0.25, 0.0), (0.5, 0.0), (0.75, 0.0), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25))
@@ -135,7 +135,7 @@ class ScaleChannels(Pass):
                 f"scale-channels: graph {graph.name} has caches already, and texts are read from their beginning: run "
                 "scale-channels before kv-cache"
             )
-        order = number_nodes(graph)
+        order = {node: i for i, node in enumerate(graph.nodes)}
         sites = list(self._find_sites(graph, order, trace))
         if not sites:
             return
@@ -194,7 +194,7 @@ def _list_edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> lis
     reader_edits = list_reader_edits(value, factors)
     if isinstance(reader_edits, str):
         return reader_edits
-    producer_edits = absorb_factor_of_value(value, Map(factors, "reciprocal"), order)
+    producer_edits = absorb_factor(value.uses, Map(factors, "reciprocal"), order)
     if isinstance(producer_edits, str):
         return producer_edits
     edits = [*producer_edits, *reader_edits]

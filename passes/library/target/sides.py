@@ -121,9 +121,7 @@ class _Side(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that encoder and decoder, run one after another, compute the outputs of the graph."""
-        sides = {ENCODER: before.clone(), DECODER: before.clone()}
-        for cut in (EncoderSide(self.at), DecoderSide(self.at)):
-            cut.run(sides[cut.kind], Trace())
+        sides = {cut.kind: cut.apply_to(before) for cut in (EncoderSide(self.at), DecoderSide(self.at))}
         model = join_encoder_decoder(**(sides | {self.kind: after}), at=self.at)
         model.find_connections()  # types fit
         expected = equivalence.run(before, inputs := equivalence.make_inputs(before))
