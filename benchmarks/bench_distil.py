@@ -48,7 +48,10 @@ REWRITES: dict[str, dict[str, str]] = {  # the pipeline without and with a fit t
         "plain": "mha-to-gqa{kv_heads=1}",
         "fitted": f"mha-to-gqa{{kv_heads=1, method=svd, {CALIBRATION}}}",
     },
-    "windows of 512 in 3 of 4 layers": {"plain": 'local-global{window=512, pattern="3:1"}'},
+    "windows of 512 in 3 of 4 layers": {
+        "plain": 'local-global{window=512, pattern="3:1"}',
+        "fitted": 'sliding-window{size=512, keep_first=4, layers="local*3 + global"}',  # without a text
+    },
     "feed-forward -25 %": {
         "plain": "prune-neurons{keep=0.75}",
         "fitted": f"prune-neurons{{keep=0.75, {CALIBRATION}}}",
