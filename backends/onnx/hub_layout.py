@@ -126,7 +126,8 @@ class HubFolder(OnnxFolder):
         config = read_json(path) if path.is_file() else self._build_config()
         config["transformers.js_config"].setdefault("use_external_data_format", {}).update(chunks)
         write_json(path, config)
-        write_json(folder / "generation_config.json", self._list_tokens() | self._list_sampling())
+        sampling = {name: v for name, v in self._graph.meta.get("sampling", {}).items() if name in SAMPLING}
+        write_json(folder / "generation_config.json", self._list_tokens() | sampling)
         self.complete_tokenizer(folder)
 
     def complete_tokenizer(self, folder: Path) -> None:
@@ -186,10 +187,6 @@ class HubFolder(OnnxFolder):
         tokens |= {name: meta.get(name) for name in names}
         tokens["pad_token_id"] = tokens["pad_token_id"] if tokens["pad_token_id"] is not None else (stops or [None])[0]
         return {name: value for name, value in tokens.items() if value not in (None, [])}
-
-    def _list_sampling(self) -> dict[str, Any]:
-        sampling = self._graph.meta.get("sampling", {})
-        return {name: value for name, value in sampling.items() if name in SAMPLING}
 
 
 def _has_other_states(states: Sequence[NamedState]) -> bool:

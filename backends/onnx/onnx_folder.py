@@ -60,9 +60,8 @@ class OnnxFolder:
             if form in forms
         }
         models = self._models.values()
-        self._uncapturable = (
-            [s for b in models for s in export.list_uncapturable(b.model)] if target.device == "cuda" else []
-        )
+        captured = models if target.device == "cuda" else ()
+        self._uncapturable = [s for b in captured for s in export.list_uncapturable(b.model)]
         self.trace = [*(line for b in models for line in b.trace), *self._uncapturable]
         self.weight_bytes = export.count_weight_bytes(models)
         self.tensors = export.list_stored_tensors(models)

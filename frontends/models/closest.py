@@ -74,7 +74,7 @@ def _measure(family: Family, config: Config, keys: frozenset[str], reader: Tenso
         return None
     if not parameters:
         return None
-    unread = sorted({_mask_index(k) for k in keys - keys_read})
+    unread = sorted({re.sub(r"\.\d+\.", ".{i}.", k) for k in keys - keys_read})
     ignored = sorted(k for k in config if k not in recorded.read and not explain(k) and config[k] not in (None, False))
     score = n_matched / parameters - len(keys - keys_read) / max(len(keys), 1) - 0.002 * len(ignored)
     return Resemblance(family.model_types[0], n_matched, parameters, unread, ignored, score)
@@ -94,7 +94,3 @@ def _find_layer(key: str) -> int:
     """Return the first number in the tensor name `key`, the number of its layer; 0 if there is none."""
     match = re.search(r"\.(\d+)\.", key)
     return int(match[1]) if match else 0
-
-
-def _mask_index(key: str) -> str:
-    return re.sub(r"\.\d+\.", ".{i}.", key)

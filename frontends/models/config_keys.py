@@ -199,12 +199,8 @@ def find_unread_keys(
     skipped = recorded.read | set(inert) | type_facts.get("overrides", {}).keys() | rotary
 
     def is_unread(path: str, value: Any) -> bool:
-        return (
-            path not in skipped
-            and not explain(path, resolved)
-            and value is not None
-            and defaults.get(path, _ABSENT) != value
-        )
+        is_stated = value is not None and defaults.get(path, _ABSENT) != value
+        return is_stated and path not in skipped and not explain(path, resolved)
 
     unused = {path: value for path, value in iter_leaves(resolved, recorded.read) if is_unread(path, value)}
     unused = {path: value for path, value in unused.items() if not _has_effect(resolved, path, value, read, settings)}

@@ -39,15 +39,8 @@ def _find_refusal(node: Node, target: Backend) -> str | None:
     return None
 
 
-def _find_opset(node: Node) -> int:
-    return 24 if node.operand("positions") is not None else 23  # TensorScatter; Attention
-
-
-def _find_index_opset(node: Node) -> int:
-    return 24 if node.operand("positions") is not None else 0
-
-
-@lowering(ops.attention, when=_find_refusal, opset=_find_opset)
+# Opset 24 has TensorScatter, which writes caches, and 23 has Attention.
+@lowering(ops.attention, when=_find_refusal, opset=lambda node: 24 if node.operand("positions") is not None else 23)
 def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
     a = node.attrs
     q, k, sinks = node.required_operand("q"), node.required_operand("k"), node.operand("sinks")
@@ -94,7 +87,7 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
     return [output, *present]
 
 
-@lowering(ops.lightning_index, opset=_find_index_opset)
+@lowering(ops.lightning_index, opset=lambda node: 24 if node.operand("positions") is not None else 0)
 def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
     q, k, weights, dtype = *(node.required_operand(n) for n in ("q", "k", "weights")), node.output.type.dtype
     past, positions, heads = node.operand("past_k"), node.operand("positions"), node.attrs["heads"]

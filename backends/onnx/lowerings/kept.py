@@ -18,11 +18,7 @@ from . import dequantized, quantized_experts
 def _find_dequantize_reason(weight: Param, node: Node, target: Backend) -> str | None:
     """Return None if `node` reads the codes of `weight`, else the reason (str) why it needs `weight` dequantized."""
     if node.op in (ops.linear, ops.norm_linear, ops.embedding):
-        layout = (
-            quantized.find_layout(weight, target)
-            if multiplies_codes(target)
-            else dequantized.find_layout(weight, target)
-        )
+        layout = (quantized if multiplies_codes(target) else dequantized).find_layout(weight, target)
         return None if isinstance(layout, BlockLayout) else layout
     if node.op is ops.moe and weight in quantized_experts.list_expert_weights(node):
         find = quantized_experts.find_refusal if multiplies_codes(target) else quantized_experts.find_stack_refusal
@@ -60,9 +56,7 @@ def has_rounded_activations(graph: Graph, target: Backend) -> bool:
     """Return whether products round activations to 8 bits, unless --arithmetic f32 is set: on a CPU, if weights that a
     pass quantized stay in blocks that an operator decodes."""
     decodes = target.contrib or dequantized.has_blocks(target)
-    return (
-        target.device == "cpu" and decodes and any(is_quantized(weight) for weight in list_kept_weights(graph, target))
-    )
+    return target.device == "cpu" and decodes and any(map(is_quantized, list_kept_weights(graph, target)))
 
 
 def list_idle_options(graph: Graph, target: Backend, options: Options) -> dict[str, str]:

@@ -85,10 +85,8 @@ def MulAdd(e: OnnxEmitter, node: Node) -> Out:
 
 @lowering(ops.clip)
 def Clip(e: OnnxEmitter, node: Node) -> Out:
-    low, high = (
-        None if b is None else e.scalar(b, node.output.type.dtype) for b in (node.attrs["low"], node.attrs["high"])
-    )
-    x = e[node.inputs[0]]
+    x, bounds = e[node.inputs[0]], (node.attrs["low"], node.attrs["high"])
+    low, high = (None if bound is None else e.scalar(bound, node.output.type.dtype) for bound in bounds)
     # ONNX Runtime takes the largest finite number for an absent bound, so Clip would change ∞.
     if low is None and high is not None:
         return e.op("Min", x, high)

@@ -38,12 +38,9 @@ def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
     """Return whether `prompt` is one sequence of token ids: an integer array [n], or a nonempty sequence of int."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
-    return (
-        isinstance(prompt, Sequence)
-        and not isinstance(prompt, str | bytes)
-        and len(prompt) > 0
-        and all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt)
-    )
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes) or len(prompt) == 0:
+        return False
+    return all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt)
 
 
 def is_sound(prompt: object) -> TypeGuard[Floats]:
@@ -234,7 +231,7 @@ class StopStringFilter:
         if ends:
             self.stopped, self._pending = True, ""
             return text[: min(ends)[1]]
-        pending = max((_measure_overlap(text, stop) for stop in self._stops), default=0)
+        pending = max((measure_overlap(text, stop) for stop in self._stops), default=0)
         self._pending = text[len(text) - pending :]
         return text[: len(text) - pending]
 
@@ -244,9 +241,9 @@ class StopStringFilter:
         return pending
 
 
-def _measure_overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+def measure_overlap(text: str, mark: str) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 IDS, MASK = "encoder_input_ids", "encoder_attention_mask"

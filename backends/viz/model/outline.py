@@ -194,12 +194,8 @@ def _merge_sums(leaves: list[PicturePart], outputs: Sequence[str]) -> list[Pictu
     for leaf in leaves:
         first = leaf.vertices[0]
         sum_readers = readers.get(first.makes[0], []) if first.makes else []  # broken files have ops without outputs
-        if (
-            first.weft_op.op == "add"
-            and len(sum_readers) == 1
-            and len(leaf.vertices) == 1
-            and first.makes[0] not in outputs
-        ):
+        is_single = len(sum_readers) == len(leaf.vertices) == 1
+        if first.weft_op.op == "add" and is_single and first.makes[0] not in outputs:
             outer = sum_readers[0].vertices
             if outer[0].weft_op.op == "add" and outer[0].scope == first.scope:
                 sum_readers[0].vertices = (*outer[:1], first, *outer[1:])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,13 +115,10 @@ def _fill_gaps(ops: Sequence[OnnxOperation], scopes: list[Scope]) -> list[Scope]
             continue
         sources = [filled[makers[x]] for x in op.inputs if x in makers]
         if sources:
-            filled[i] = _find_prefix([max(sources, key=len), scopes[first[i]]])
+            longest = max(sources, key=len)
+            pairs = zip(longest, scopes[first[i]], strict=False)
+            filled[i] = tuple(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return filled
-
-
-def _find_prefix(scopes: Iterable[Scope]) -> Scope:
-    columns = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*scopes, strict=False))
-    return tuple(words[0] for words in columns)
 
 
 def _split_numbers(scopes: list[Scope]) -> list[Scope]:
@@ -157,8 +154,6 @@ def _find_common_root(scopes: Sequence[Scope]) -> str | None:
 
 
 SHORTEST = 5  # least number of operations in a layer
-
-
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 

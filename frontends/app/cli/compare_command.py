@@ -10,9 +10,9 @@ import click
 
 from ..api.training.training_settings import TrainingSettings
 from .completion import complete_sources
-from .options import default_option, device_option, settings_options, take_settings
+from .options import add_options, default_option, device_option, settings_options, take_settings
 from .terminal import echo, format_bytes, format_count, format_json, print_note, print_table, show_progress
-from .train_command import TEXT_OPTIONS, add_options
+from .train_command import TEXT_OPTIONS
 
 if TYPE_CHECKING:
     from ..api.training.compare import Point, TrainedVariant

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,5 +70,4 @@ def distil_command(
                 print_state(state)
 
         run = distil(model, folder, settings, resumes=resume is not None, report=report, progress=step, **options)
-    if os.environ.get("RANK", "0") == "0":
-        print_run(run, wants_json)
+    print_run(run, wants_json)

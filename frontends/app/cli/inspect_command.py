@@ -162,10 +162,8 @@ def _print_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
         row += [format_count(cost.parameters), format_count(cost.flops)]
         row += [format_bytes(cost.read), format_bytes(cost.written)]
         if steps:
-            row += [
-                format_count(cost.step_flops or 0),
-                *map(format_bytes, (cost.step_read or 0, cost.step_written or 0)),
-            ]
+            row += [format_count(cost.step_flops or 0)]
+            row += [format_bytes(cost.step_read or 0), format_bytes(cost.step_written or 0)]
             row.append(format_bytes(cost.cache + cost.state) if cost.cache + cost.state else "")
         rows.append(row)
     measure = f"{tokens} tokens in {dtype}"

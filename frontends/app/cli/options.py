@@ -29,23 +29,29 @@ def default_option(name: str, default: Any, help: str, **more: Any) -> Callable[
     return click.option(name, default=default, show_default=True, help=help, **more)
 
 
-def settings_options(settings: type[Any], *without: str) -> Callable[[T], T]:
-    """Return the decorator that adds an option for each field of `settings` with a help, except `without`. Options that
-    are not given are None."""
+def add_options(*options: Callable[[Any], Any]) -> Callable[[T], T]:
+    """Return the decorator that adds `options` to a command, in this order."""
 
     def add(command: T) -> T:
-        for field in reversed(dataclasses.fields(settings)):
-            if "help" not in field.metadata or field.name in without:
-                continue
-            kind, least, choices = (str(field.type).partition(" ")[0], *map(field.metadata.get, ("least", "choices")))
-            type_ = {"int": click.IntRange(least), "float": float, "bool": bool}.get(kind) or click.Choice(choices)
-            flag = f"--{field.name.replace('_', '-')}"
-            command = click.option(
-                flag, field.name, default=None, type=type_, is_flag=kind == "bool", help=field.metadata["help"]
-            )(command)
+        for option in reversed(options):  # decorators apply from the bottom up
+            command = option(command)
         return command
 
     return add
+
+
+def settings_options(settings: type[Any], *without: str) -> Callable[[T], T]:
+    """Return the decorator that adds an option for each field of `settings` with a help, except `without`. Options that
+    are not given are None."""
+    options = []
+    for field in dataclasses.fields(settings):
+        if "help" in field.metadata and field.name not in without:
+            kind, least = str(field.type).partition(" ")[0], field.metadata.get("least")
+            types: dict[str, Any] = {"int": click.IntRange(least), "float": float, "bool": bool}
+            type_ = types.get(kind) or click.Choice(field.metadata["choices"])
+            names, text = (f"--{field.name.replace('_', '-')}", field.name), field.metadata["help"]
+            options.append(click.option(*names, default=None, type=type_, is_flag=kind == "bool", help=text))
+    return add_options(*options)
 
 
 def take_settings(settings: type[Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -102,25 +108,15 @@ def add_passes_option(help: str, name: str = "passes", **more: Any) -> Callable[
     return click.option("-p", "--passes", name, shell_complete=complete_pipelines, help=help, **more)
 
 
-def add_loading_options(command: T) -> T:
-    """Add to `command` the options of loading a compiled folder, or a SOURCE that is compiled first."""
-    options = (
-        click.option(
-            "--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one per core."
-        ),
-        click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch."),
-        click.option(
-            "--check", is_flag=True, help="First compare the files of a compiled folder with their checksums."
-        ),
-        adapter_option,
-        without_option,
-        target_option(
-            "Target for a SOURCE that is not compiled: {targets}; default: ONNX Runtime, if it is available."
-        ),
-    )
-    for option in reversed(options):  # decorators apply from the bottom up
-        command = option(command)
-    return command
+# The options of loading a compiled folder, or a SOURCE that is compiled first.
+add_loading_options = add_options(
+    click.option("--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one per core."),
+    click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch."),
+    click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums."),
+    adapter_option,
+    without_option,
+    target_option("Target for a SOURCE that is not compiled: {targets}; default: ONNX Runtime, if it is available."),
+)
 
 
 def parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from weft.ir.errors import WeftError
 
 from ..api.training.training_settings import TrainingSettings
 from .completion import complete_sources
-from .options import T, default_option, device_option, settings_options, take_settings
+from .options import add_options, default_option, device_option, settings_options, take_settings
 from .terminal import echo, format_duration, format_json, show_progress
 
 if TYPE_CHECKING:
@@ -38,17 +37,6 @@ TEXT_OPTIONS = (
         "--validation", type=click.Path(), help="A held-out text; default: the last twentieth of each --text."
     ),
 )
-
-
-def add_options(*options: Callable[[T], T]) -> Callable[[T], T]:
-    """Return the decorator that adds `options` to a command, in this order."""
-
-    def add(command: T) -> T:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 @click.command("train", short_help="Train an architecture or a checkpoint on a text.")
@@ -108,13 +96,13 @@ def train_command(
                 raise click.UsageError("training needs SOURCE, --text TEXT and -o FOLDER, or --resume FOLDER")
             settings = TrainingSettings(**chosen)
             run = training.train(source, text, out, settings, report=report, progress=step, **options)
-    if os.environ.get("RANK", "0") != "0":
-        return  # one of the processes that torchrun started prints the result
     print_run(run, wants_json)
 
 
 def print_run(run: Run, wants_json: bool) -> None:
-    """Print the result of a run."""
+    """Print the result of a run, in one of the processes that torchrun started."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     if wants_json:
         echo(format_json(asdict(run) | {"folder": str(run.folder)}))
         return

@@ -77,11 +77,7 @@ class Reply(ABC):
 
     def get_finish(self, choice: Choice) -> str | None:
         """Return the finish_reason of an answer, None while it runs."""
-        return (
-            None
-            if choice.finish is None
-            else responses.get_finish_reason(choice.finish, bool(choice.calls), self.named)
-        )
+        return choice.finish and responses.get_finish_reason(choice.finish, bool(choice.calls), self.named)
 
     def add(self, piece: AnswerPiece) -> None:
         """Add a piece of an answer."""
@@ -117,9 +113,8 @@ class ChoicesReply(Reply):
         return responses.format_event(self.envelope.build_chunk(choices, usage, self.include_usage))
 
     def to_object(self) -> dict[str, Any]:
-        return self.envelope.to_object(
-            [self._build_choice(i, choice) for i, choice in enumerate(self.choices)], self.usage
-        )
+        choices = [self._build_choice(i, choice) for i, choice in enumerate(self.choices)]
+        return self.envelope.to_object(choices, self.usage)
 
     @abstractmethod
     def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:

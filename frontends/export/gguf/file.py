@@ -181,14 +181,7 @@ def _add_metadata(writer: GGUFWriter, key: str, value: Any) -> None:
         too_large = isinstance(number, int) and not low <= number < high
         if too_large or (isinstance(number, float) and math.isfinite(number) and abs(number) > _MAX_F32):
             raise WeftError(f"{key} is {quote_value(number)}, which does not fit the 32-bit values of a GGUF file")
-    if isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, bool):
-        # Before the integers: bool is a subclass of int.
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_array(key, value)
+    # bool before int, of which it is a subclass
+    kinds: dict[type, Callable[[str, Any], None]] = {str: writer.add_string, bool: writer.add_bool}
+    kinds |= {int: writer.add_uint32, float: writer.add_float32}
+    next((add for kind, add in kinds.items() if isinstance(value, kind)), writer.add_array)(key, value)

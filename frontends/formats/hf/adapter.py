@@ -199,17 +199,12 @@ def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Updat
 
 def _read_indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
     """Return the token ids of the rows that the tensor `key` stores for the embedding `module`."""
-    indices = adapter.config.get("trainable_token_indices")
+    indices: Any = adapter.config.get("trainable_token_indices")
     if isinstance(indices, Mapping):
         indices = next((listed for name, listed in indices.items() if module.endswith(name)), None)
     shape = adapter.reader.shape(key)
-    if (
-        not isinstance(indices, list)
-        or not all(type(i) is int and i >= 0 for i in indices)
-        or len(set(indices)) != len(indices)
-        or len(shape) != 2
-        or shape[0] != len(indices)
-    ):
+    are_ids = isinstance(indices, list) and all(type(i) is int and i >= 0 for i in indices)
+    if not are_ids or len(set(indices)) != len(indices) or len(shape) != 2 or shape[0] != len(indices):
         tensor = adapter.describe_tensors(key)
         raise adapter.error(f": trainable_token_indices={indices!r} must list a token for each row of {tensor}")
     return tuple(indices)

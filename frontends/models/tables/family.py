@@ -118,6 +118,15 @@ def read_required(config: Config, *names: str) -> tuple[Any, ...]:
     return tuple(key(name)(config) for name in names)
 
 
+@rule
+def read_same(config: Config, name: str, other: str) -> Any:
+    """Return the value of the key `name`; raise WeftError if the key `other` states another value."""
+    value, stated = key(name)(config), config.get(other)
+    if stated not in (value, None):
+        raise WeftError(f"{other}={stated!r} must be {name}={value}")
+    return value
+
+
 def set_all(value: Any, *names: str) -> dict[str, Any]:
     """Return a dict in which each of the settings `names` has the value `value`."""
     return dict.fromkeys(names, value)

@@ -179,9 +179,8 @@ class Settings:
             return rope and replace(rope, dim=rope.dim or int(rope.fraction * self.head_size), fraction=1.0)
 
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["rope"] = (
-            tuple(map(resolve_rope, self.rope)) if isinstance(self.rope, tuple) else resolve_rope(self.rope)
-        )
+        rope = self.rope
+        values["rope"] = tuple(map(resolve_rope, rope)) if isinstance(rope, tuple) else resolve_rope(rope)
         collapsed = {name: v[0] for name, v in values.items() if isinstance(v, tuple) and v == v[:1] * len(v)}
         return replace(self, **{**values, **collapsed, "kv_heads": self.groups, "head_dim": self.head_size})
 

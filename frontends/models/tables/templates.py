@@ -7,7 +7,7 @@ Functions with the decorator `template` are called with the arguments after the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.ir.recipes import Add, Concat, Full, Permute, Recipe, Reshape, Scale, Slice
@@ -54,11 +54,17 @@ def name_gated_mlp(prefix: str, name: str) -> dict[str, str]:
 
 
 @template
-def slice_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int) -> Recipe:
-    """Return the first (`index` 0) or second (1) half of the rows of the layer `name`, which fuses gate and up."""
-    rows = settings.ffn
-    assert isinstance(rows, int)
+def slice_rows(
+    fetch: Fetch, part: str, settings: Settings, name: str, index: int, count: Callable[[Settings], Any]
+) -> Recipe:
+    """Return layer number `index` of the fused layer `name`, which has `count(settings)` rows for each layer in it."""
+    rows = count(settings)
     return Slice(fetch(f"{name}.{part}"), 0, index * rows, (index + 1) * rows)
+
+
+def slice_half(name: str, index: int) -> Template:
+    """Return a template for the first (`index` 0) or second (1) half of the layer `name`, which fuses gate and up."""
+    return slice_rows(name, index, lambda settings: settings.ffn)
 
 
 @template

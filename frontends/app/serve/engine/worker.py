@@ -154,19 +154,12 @@ class DecodingWorker(Worker):
             name: new_batch(m.decoder, max_rows, prefixes=prefixes, prompt_lookup=prompt_lookup)
             for name, m in {"": model, **model.adapters}.items()
         }
+        rows = batches.values()
         for name, help, read in (
             ("prefix_hits", "Prompts that began with stored caches.", lambda: prefixes.hits),
             ("prefix_tokens", "Tokens of prompts whose caches were stored.", lambda: prefixes.tokens),
-            (
-                "drafted_tokens",
-                "Tokens drafted by prompt look-up.",
-                lambda: sum(b.drafted_tokens for b in batches.values()),
-            ),
-            (
-                "accepted_tokens",
-                "Drafted tokens that were right.",
-                lambda: sum(b.accepted_tokens for b in batches.values()),
-            ),
+            ("drafted_tokens", "Tokens drafted by prompt look-up.", lambda: sum(b.drafted_tokens for b in rows)),
+            ("accepted_tokens", "Drafted tokens that were right.", lambda: sum(b.accepted_tokens for b in rows)),
         ):
             metrics.add_gauge(f"weft_{name}_total", help, read, "counter")
         metrics.add_gauge("weft_prefix_bytes", "Size of the stored caches.", lambda: prefixes.nbytes)

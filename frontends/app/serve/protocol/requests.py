@@ -95,9 +95,7 @@ class GenerationRequest(RequestObject, extra="forbid"):
     max_tokens: Count | None = None
     top_logprobs: Logprobs | None = None
     temperature: float = Field(1.0, ge=0, le=2)
-    top_p: Annotated[float, Field(ge=0, le=1), AfterValidator(lambda p: max(p, 1e-9))] = (
-        1.0  # 0: only the most likely token
-    )
+    top_p: Annotated[float, Field(ge=0, le=1), AfterValidator(lambda p: max(p, 1e-9))] = 1.0  # 0: the most likely token
     top_k: Annotated[int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(k, 0))] = 0  # -1 is off, like 0
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)

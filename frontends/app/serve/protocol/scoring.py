@@ -111,9 +111,8 @@ class ScoreRequest(ScoringRequest):
         return list(zip(first, self.text_2, strict=True))
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        data = [
-            {"index": i, "object": "score", "score": score} for i, score in enumerate(model.compute_relevance(logits))
-        ]
+        scores = model.compute_relevance(logits)
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
         return {**usage, "id": f"score-{usage['id']}", "object": "list", "data": data}
 
 

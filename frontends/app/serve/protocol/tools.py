@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.backends.runtime.text.tokenizer import measure_overlap
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import parse_json_at
 
@@ -148,7 +149,7 @@ class ToolParser:
                 self._has_calls = self._has_calls or bool(parsed)
             elif not self._in_call:
                 # White space before a call belongs to the call, so it waits for the next text.
-                ready = text[: len(text) - (0 if mark else _measure_overlap(text, self._begin))].rstrip()
+                ready = text[: len(text) - (0 if mark else measure_overlap(text, self._begin))].rstrip()
                 content += ready
                 self._pending = self._pending[len(ready) :]
             if not mark:
@@ -170,8 +171,3 @@ class ToolParser:
             return "" if self._has_calls and not pending.strip() else pending, []
         calls = self._form.parse_calls(pending)  # the end mark may have been cut
         return ("", calls) if calls is not None else (self._begin + pending, [])
-
-
-def _measure_overlap(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
-    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

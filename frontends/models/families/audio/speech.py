@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.ir.recipes import Full, Recipe
+from weft.ir.recipes import Full
 
 from ....dsl import Convolution, GroupNorm, LearnedPositions, SoundStem
-from ...tables.family import Config, Family, Fetch, Names, Template, key
+from ...tables.family import Config, Family, Names, Template, key, set_all
 from ...tables.rope_config import rope_with
-from ...tables.settings import Settings
 from ...tables.templates import slice_half
 from ..seq2seq.bart import BART
 
@@ -29,28 +28,14 @@ def _build_spectrogram_stem(config: Config) -> SoundStem:
     return SoundStem(layers, bins=bins, length=2 * frames, positions=LearnedPositions(frames))
 
 
-def _read_decoder_settings(config: Config) -> dict[str, Any]:
-    """Return Whisper's decoder settings where they differ from those of the encoder."""
-    return {
-        **BART.settings["decoder"](config),
-        "stem": None,
-        "learned_positions": key("max_target_positions", default=448)(config),
-        "context": key("max_target_positions", default=448)(config),
-    }
-
-
-def _fill_zero_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return zeros [dim] as the bias of keys, which Whisper lacks: any bias shifts all scores of a query equally."""
-    return Full(0.0, (settings.dim,))
-
-
-_DECODER = ("decoder.layers.{i}.attn", "decoder.layers.{i}.cross")
+_ATTENTIONS = ("encoder.layers.{i}.attn", "decoder.layers.{i}.attn", "decoder.layers.{i}.cross")
 WHISPER = BART.derive(
     "whisper",
     inert=("scale_embedding",),
     names={
         "encoder.stem.convolutions.{i}.conv": _number_from_one("encoder.conv"),
-        **{f"{half}.k.bias": _fill_zero_bias for half in ("encoder.layers.{i}.attn", *_DECODER)},
+        # Its keys lack a bias: any bias shifts all scores of a query equally.
+        **{f"{attention}.k.bias": lambda fetch, part, s: Full(0.0, (s.dim,)) for attention in _ATTENTIONS},
         "decoder.embed": "decoder.embed_tokens",
         "decoder.lm_head": "proj_out",
     },
@@ -68,7 +53,11 @@ WHISPER = BART.derive(
     context=key("max_source_positions", default=1500),
     stem=_build_spectrogram_stem,
     share_embeddings=False,
-    decoder=_read_decoder_settings,
+    decoder=lambda c: {
+        **BART.settings["decoder"](c),
+        "stem": None,
+        **set_all(key("max_target_positions", default=448)(c), "context", "learned_positions"),
+    },
 )
 
 

@@ -44,10 +44,6 @@ def _build_stem(config: Config) -> SoundStem:
     return SoundStem(layers, norm=norm, projects=True, positions=positions, seen="whole")
 
 
-def _has_pre_norm(config: Config) -> bool:
-    return bool(config.get("do_stable_layer_norm", False))
-
-
 _LAYER = "encoder.layers.{i}"
 _CONVOLUTION = "feature_extractor.conv_layers.{i}"
 WAV2VEC2 = Family(
@@ -62,11 +58,11 @@ WAV2VEC2 = Family(
         "ffn": key("intermediate_size"),
         "norm": "layer",
         "eps": key("layer_norm_eps", default=1e-5),
-        "arrangement": lambda c: "pre" if _has_pre_norm(c) else "post",
+        "arrangement": lambda c: "pre" if c.get("do_stable_layer_norm") else "post",
         "activation": key("hidden_act", default="gelu"),
         "gated": False,
         **set_all(True, *BIASES),
-        "embed_norm": lambda c: not _has_pre_norm(c),
+        "embed_norm": lambda c: not c.get("do_stable_layer_norm"),
         "stem": _build_stem,
     },
     names={

@@ -59,11 +59,6 @@ def _read_arrangement(config: Config) -> str:
     return "parallel_norms" if config.get("new_decoder_architecture") and two else "parallel"
 
 
-def _read_kv_heads(config: Config) -> Any:
-    stated = config.get("num_kv_heads")
-    return stated if config.get("new_decoder_architecture") or not config.get("multi_query", True) else 1
-
-
 def _build_alibi(config: Config) -> ALiBi | None:
     """Return Falcon's ALiBi bias times 1/√head_dim, as Falcon scales scores after the bias; None without ALiBi."""
     head = key("hidden_size")(config) // key("num_attention_heads")(config)
@@ -80,7 +75,9 @@ FALCON = BLOOM.derive(
     },
     layers=key("num_hidden_layers", "n_layer"),
     heads=key("num_attention_heads", "n_head"),
-    kv_heads=_read_kv_heads,
+    kv_heads=lambda c: (
+        1 if c.get("multi_query", True) and not c.get("new_decoder_architecture") else c.get("num_kv_heads")
+    ),
     ffn=lambda c: c.get("ffn_hidden_size") or 4 * key("hidden_size")(c),
     context=read_context,
     arrangement=_read_arrangement,
@@ -110,8 +107,6 @@ _MPT_ATTENTION: dict[str, tuple[Any, ...]] = {
     "alibi": (True,),
     "alibi_bias_max": (8,),
 }
-
-
 MPT = BLOOM.derive(
     "mpt",
     names={

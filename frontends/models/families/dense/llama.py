@@ -112,8 +112,6 @@ QWEN3 = LLAMA.derive(
     transformers="Qwen3ForCausalLM",
     gguf=gguf.BASE.derive("qwen3", "qwen3vl", loader=Loader(free_heads=True, qk_norm=True)),
 )
-
-
 OLMO2_GGUF = gguf.BASE.derive(
     "olmo2",
     from_keys={"qk_norm": lambda keys: "full"},

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from weft.ir.errors import WeftError
-
-from ...tables.family import BIASES, Config, Family, key, set_all
+from ...tables.family import BIASES, Family, key, read_same, set_all
 from ...task_heads import GPT_HEADS
-
-
-def _read_dim(config: Config) -> Any:
-    dim, embedded = key("hidden_size")(config), config.get("word_embed_proj_dim")
-    if embedded not in (dim, None):
-        raise WeftError(f"word_embed_proj_dim={embedded!r} must be hidden_size={dim}")
-    return dim
-
 
 OPT = Family(
     model_types=("opt",),
     inert=("intermediate_size",),
     settings={
         "vocab": key("vocab_size"),
-        "dim": _read_dim,
+        "dim": read_same("hidden_size", "word_embed_proj_dim"),
         "layers": key("num_hidden_layers"),
         "heads": key("num_attention_heads"),
         "ffn": key("ffn_dim"),

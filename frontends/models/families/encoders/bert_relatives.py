@@ -9,7 +9,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Recipe, Take
 
 from ....dsl import MLP, AdaptedBlock, Attention, Block, LayerNorm, MaskScaling, RoPE, T5Bias
-from ...tables.family import Config, Fetch, key, read_required, rule, template
+from ...tables.family import Config, Fetch, key, read_required, rule, set_all, template
 from ...tables.settings import ACTIVATIONS, Settings
 from ...task_heads import BASE, ROBERTA_HEADS, SPANS, Head, build_dense_head, build_lm_head, read_labels
 from .bert import BERT, LAYER, ROBERTA
@@ -149,12 +149,6 @@ ROBERTA_PRELAYERNORM = ROBERTA.derive(
     prefix="roberta_prelayernorm.",
     arrangement="pre",
 )
-
-
-def _count_mpnet_positions(config: Config) -> int:
-    return int(key("max_position_embeddings")(config)) - 2
-
-
 MPNET = BERT.derive(
     "mpnet",
     names={
@@ -166,8 +160,7 @@ MPNET = BERT.derive(
     tasks=ROBERTA_HEADS,
     unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),
     refuse={"relative_attention_num_buckets": (32, None)},  # transformers computes 32, whatever the config states
-    context=_count_mpnet_positions,
-    learned_positions=_count_mpnet_positions,
+    **set_all(lambda c: key("max_position_embeddings")(c) - 2, "context", "learned_positions"),
     position_offset=2,
     token_types=0,
     position_bias=lambda c: T5Bias(heads=key("num_attention_heads")(c)),
@@ -240,11 +233,8 @@ FLAUBERT = XLM.derive("flaubert", inert=("bos_index", "eos_index", "pad_index"),
 
 def _build_xmod_block(config: Config) -> AdaptedBlock:
     dim, heads, hidden = read_required(config, "hidden_size", "num_attention_heads", "intermediate_size")
-    eps, act, pre = (
-        key("layer_norm_eps", default=1e-12)(config),
-        ACTIVATIONS[config.get("hidden_act", "gelu")],
-        config.get("pre_norm"),
-    )
+    eps, pre = key("layer_norm_eps", default=1e-12)(config), config.get("pre_norm")
+    act = ACTIVATIONS[config.get("hidden_act", "gelu")]
     if not (config.get("adapter_layer_norm") or config.get("adapter_reuse_layer_norm", True)):
         raise WeftError("adapter_reuse_layer_norm=False is not supported without adapter_layer_norm")
     norm, attention = LayerNorm(eps), Attention(heads, qkv_bias=True, out_bias=True)

@@ -117,11 +117,6 @@ CONVBERT = BERT.derive(
 # -- Nyströmformer
 
 
-def _reshape_kernels(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the convolution kernels [heads, taps], stored [heads, 1, taps, 1]."""
-    return Reshape(fetch(f"{LAYER}.attention.self.conv.{part}"), (settings.head_count, -1))
-
-
 def _read_taps(config: Config) -> int:
     """Return the number of taps of the convolution of values.
 
@@ -140,7 +135,9 @@ def _read_taps(config: Config) -> int:
 
 NYSTROMFORMER = BERT.derive(
     "nystromformer",
-    names={"layers.{i}.attn.conv": _reshape_kernels},
+    names={  # kernels [heads, taps] are stored [heads, 1, taps, 1]
+        "layers.{i}.attn.conv": lambda fetch, part, s: Reshape(fetch(f"{_SELF}.conv.{part}"), (s.head_count, -1))
+    },
     prefix="nystromformer.",
     tasks={
         "ForSequenceClassification": build_dense_head(BASE),

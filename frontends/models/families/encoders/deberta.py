@@ -8,7 +8,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
 from ....dsl import MLP, Block, ConvolvedBlock, DisentangledAttention, LayerNorm, RelativeTable
-from ...tables.family import Config, Fetch, key, read_required, template
+from ...tables.family import Config, Fetch, key, read_required, read_same, template
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import slice_qkv
 from ...task_heads import Head
@@ -63,13 +63,6 @@ def _build_convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...]
     return (ConvolvedBlock(block, kernel, config.get("conv_groups", 1), act, norm), *[None] * (layers - 1))
 
 
-def _read_width(config: Config) -> int:
-    width = int(key("hidden_size")(config))
-    if config.get("embedding_size", width) != width:
-        raise WeftError(f"embedding_size={config['embedding_size']} must be hidden_size={width}")
-    return width
-
-
 _POOLED = Head(
     *("text-classification", "classifier", "first", "pooler.dense"), activation=key("pooler_hidden_act", default="gelu")
 )
@@ -97,7 +90,7 @@ DEBERTA_V2 = BERT.derive(
         *BERT.unused,
         *("*embeddings.position_embeddings.weight", "lm_predictions.*", "mask_predictions.*", "pooler.*"),
     ),
-    dim=_read_width,
+    dim=read_same("hidden_size", "embedding_size"),
     defaults={"layer_norm_eps": 1e-7, "type_vocab_size": 0},
     learned_positions=lambda c: key("max_position_embeddings")(c) if c.get("position_biased_input", True) else None,
     relative=_build_relative_table,

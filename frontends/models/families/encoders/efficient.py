@@ -11,7 +11,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
-from ....dsl import BlockSparse, FourierMixing, RMSNorm, T5Bias, TransientGlobalAttention, TransientGlobals
+from ....dsl import BlockSparse, FourierMixing, RMSNorm, TransientGlobalAttention, TransientGlobals
 from ...tables.family import Config, Fetch, Rule, key, rule, template
 from ...tables.settings import Settings
 from ...task_heads import BASE, build_dense_head
@@ -40,9 +40,7 @@ LONGFORMER = ROBERTA.derive(
 
 def _read_led_decoder(config: Config) -> dict[str, Any]:
     positions = key("max_decoder_position_embeddings")(config)
-    sizes = {"layers": "decoder_layers", "heads": "decoder_attention_heads", "ffn": "decoder_ffn_dim"}
-    fixed = {"context": positions, "learned_positions": positions, "window": None}
-    return {**{setting: key(name)(config) for setting, name in sizes.items()}, **fixed}
+    return {**BART.settings["decoder"](config), "context": positions, "learned_positions": positions, "window": None}
 
 
 LED = BART.derive(
@@ -94,11 +92,6 @@ def _build_global_attention(config: Config) -> TransientGlobalAttention:
     return TransientGlobalAttention(key("num_heads")(config), key("d_kv")(config), norm, scale=1.0)
 
 
-def _build_local_bias(config: Config) -> T5Bias | None:
-    """Return the bias that all encoder layers share; None with global tokens, which have `TransientGlobals`."""
-    return None if config.get("encoder_attention_type") == GLOBAL else build_t5_bias(config)
-
-
 def _read_longt5_decoder(config: Config) -> dict[str, Any]:
     full: dict[str, Any] = {"window": None, "mixer": None, "relative": None, "position_bias": build_t5_bias(config)}
     return full | {"layers": key("num_decoder_layers", "num_layers")(config)}
@@ -117,7 +110,8 @@ LONGT5 = T5.derive(
     window=_read_window,
     mixer=_restrict_to_global(_build_global_attention),
     relative=_restrict_to_global(_build_global_tokens),
-    position_bias=_build_local_bias,
+    # Shared by all encoder layers; with global tokens `relative` has it.
+    position_bias=lambda c: None if c.get("encoder_attention_type") == GLOBAL else build_t5_bias(c),
     decoder=_read_longt5_decoder,
 )
 

@@ -21,11 +21,6 @@ def _stack_tokens(fetch: Fetch, part: str, settings: Settings, *names: str) -> R
     return Concat(tokens) if len(tokens) > 1 else tokens[0]
 
 
-def _reshape_positions(fetch: Fetch, part: str, s: Settings) -> Recipe:
-    rows = s.prefix_tokens + (s.image // s.patch) ** 2
-    return Reshape(fetch("embeddings.position_embeddings"), (rows, s.dim))
-
-
 def _read_image_size(config: Config) -> int:
     """Return the side length of images in pixels; raise ValueError if they are not square."""
     size = key("image_size", default=224)(config)
@@ -59,7 +54,9 @@ VIT = Family(
     names={
         "patches": "embeddings.patch_embeddings.projection",
         "prefix": _stack_tokens("embeddings.cls_token"),
-        "positions.weight": _reshape_positions,
+        "positions.weight": lambda fetch, part, s: Reshape(
+            fetch("embeddings.position_embeddings"), (s.prefix_tokens + (s.image // s.patch) ** 2, s.dim)
+        ),
         "layers.{i}.attn_norm": f"{_LAYER}.layernorm_before",
         **{f"layers.{{i}}.attn.{x[0]}": f"{_LAYER}.attention.attention.{x}" for x in ("query", "key", "value")},
         "layers.{i}.attn.o": f"{_LAYER}.attention.output.dense",
@@ -176,11 +173,6 @@ def _build_clip_pooling(config: Config) -> SentencePooling | None:
     return SentencePooling("token", after=(Dense(width, "identity", bias=False),), token=None if eos == 2 else eos)
 
 
-def _build_siglip_pooling(config: Config) -> SentencePooling:
-    width = key("projection_size", "hidden_size")(config)
-    return SentencePooling("end", after=(Dense(width, "identity"),))
-
-
 CLIP_VISION = VIT.derive(
     "clip_vision_model",
     names={
@@ -264,6 +256,6 @@ SIGLIP_TEXT = CLIP_TEXT.derive(
     names={"sentence.after_0.linear": "head"},
     unused=("*position_ids",),
     causal=None,
-    sentence=_build_siglip_pooling,
+    sentence=lambda c: SentencePooling("end", after=(Dense(key("projection_size", "hidden_size")(c), "identity"),)),
     defaults={"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
 )

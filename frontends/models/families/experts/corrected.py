@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Recipe, Slice
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import BIASES, Config, Fetch, key, mask_layers, read_required, set_all, template
+from ...tables.family import BIASES, Config, key, mask_layers, read_required, set_all
 from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
-from ...tables.settings import Settings
-from ...tables.templates import find_experts, name_gated_mlp, reshape_tensor
+from ...tables.templates import name_gated_mlp, reshape_tensor, slice_rows
 from ..dense.llama import LLAMA, OLMO2, alternate_windows, pick_windows
 from ..dense.llama_relatives import (
     ERNIE4_5,
@@ -32,6 +29,7 @@ from .deepseek import (
     GGUF_LATENT,
     build_gguf_mla,
     build_mla,
+    find_sparse_layers,
     make_moe_rule,
     make_v3_router,
     slice_head_rows,
@@ -200,11 +198,8 @@ MINIMAX_M2 = MIXTRAL.derive(
 def _build_ernie_moe(config: Config) -> MoE:
     if config.get("moe_norm_min", 1e-12) > 1e-6:  # larger than the sum of the chosen experts' weights may be
         raise WeftError(f"moe_norm_min={config['moe_norm_min']} must be at most 1e-6")
-    hidden, shared, act = (
-        key("moe_intermediate_size")(config),
-        config.get("moe_num_shared_experts", 2),
-        read_activation(config),
-    )
+    hidden, act = key("moe_intermediate_size")(config), read_activation(config)
+    shared = config.get("moe_num_shared_experts", 2)
     experts, k = key("moe_num_experts", "num_experts")(config), key("moe_k", "num_experts_per_tok")(config)
     beside = GatedMLP(hidden * shared, act, config.get("use_bias") or False) if shared else None
     return MoE(experts, hidden, k, act, shared=beside, router=Router(correction=True))
@@ -234,29 +229,18 @@ ERNIE4_5_MOE = ERNIE4_5.derive(
         moe=gguf.route_experts("softmax", renormalize=True, correction=True),
     ),
 )
-
-
-def _build_granite_moe(config: Config) -> Any:
-    return (build_granite_experts if config.get("shared_intermediate_size") else GRANITE_MOE.settings["moe"])(config)
-
-
-@template
-def _slice_shared_expert(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe:
-    """Return gate (`index` 0) or up (1) of the shared expert, which are stored in one tensor."""
-    shared = find_experts(settings).shared
-    assert isinstance(shared, GatedMLP)
-    rows = shared.hidden
-    return Slice(fetch(f"layers.{{i}}.shared_mlp.input_linear.{part}"), 0, index * rows, (index + 1) * rows)
-
-
 GRANITE_MOE_SHARED = GRANITE_MOE.derive(
     "granitemoeshared",
     names={
-        "layers.{i}.ffn.shared.gate": _slice_shared_expert(0),
-        "layers.{i}.ffn.shared.up": _slice_shared_expert(1),
+        **{
+            f"layers.{{i}}.ffn.shared.{x}": slice_rows(
+                "layers.{i}.shared_mlp.input_linear", index, lambda s: s.find_first("moe").shared.hidden
+            )
+            for index, x in enumerate(("gate", "up"))
+        },
         "layers.{i}.ffn.shared.down": "layers.{i}.shared_mlp.output_linear",
     },
-    moe=_build_granite_moe,
+    moe=lambda c: (build_granite_experts if c.get("shared_intermediate_size") else GRANITE_MOE.settings["moe"])(c),
     gguf=GRANITE_MOE.gguf,
 )
 GRANITE_MOE_SWA = GRANITE_MOE_SHARED.derive(
@@ -266,16 +250,7 @@ GRANITE_MOE_SWA = GRANITE_MOE_SHARED.derive(
     sinks=True,
     rope=build_layer_ropes,
 )
-
-
 _MELLUM_WINDOWS = alternate_windows(1, window=1024)  # all layers are global without layer_types
-
-
-def _find_mellum_sparse_layers(config: Config) -> list[bool]:
-    types = config.get("mlp_layer_types") or ["sparse"] * key("num_hidden_layers")(config)
-    return [kind == "sparse" for kind in types]
-
-
 MELLUM = QWEN3_MOE.derive(
     "mellum",
     inert=("num_experts", "num_local_experts"),
@@ -287,7 +262,7 @@ MELLUM = QWEN3_MOE.derive(
         lambda c: QWEN3_MOE.settings["moe"](
             {"norm_topk_prob": True, **c, "decoder_sparse_step": 1, "mlp_only_layers": []}
         )[0],
-        _find_mellum_sparse_layers,
+        find_sparse_layers(None),
     ),
 )
 

@@ -78,7 +78,7 @@ def find_sparse_layers(config: Config, first_dense: int | None) -> Iterator[bool
     layers = range(key("num_hidden_layers")(config))
     types = config.get("mlp_layer_types")
     if first_dense is None or types:
-        return (types is None or types[i] == "sparse" for i in layers)
+        return (not types or types[i] == "sparse" for i in layers)
     dense = key("first_k_dense_replace", "num_dense_layers", default=first_dense)(config)
     return (i >= dense for i in layers)
 
@@ -218,8 +218,6 @@ DEEPSEEK_V3 = DEEPSEEK_V2.derive(
     moe=make_moe_rule(make_v3_router(), first_dense=3),
     gguf=DEEPSEEK_GGUF,
 )
-
-
 FULL, SHARED = "full", "shared"  # the types of indexes: a separate one, or that of an earlier layer
 
 

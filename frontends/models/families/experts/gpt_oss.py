@@ -8,7 +8,7 @@ from weft.ir.recipes import Permute, Recipe, Slice
 
 from ....dsl import MoE, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, key, template
+from ...tables.family import Config, Fetch, key, template
 from ...tables.rope_config import read_gguf_rope, read_rope
 from ...tables.settings import Settings
 from ...tables.templates import find_experts
@@ -27,27 +27,16 @@ def _slice_interleaved(fetch: Fetch, part: str, settings: Settings, name: str, o
     return mine if last == 1 else Permute(mine, (0, 2, 1))
 
 
-def _transpose_experts(name: str) -> Template:
-    """Return a template for the experts' weights [experts, out, in], stored [experts, in, out]."""
-    return lambda fetch, part, settings: Permute(fetch(name), (0, 2, 1))
-
-
 def _build_rope(config: Config) -> RoPE:
     scaled = config.get("rope_parameters") or config.get("rope_scaling") or _ROPE
     return read_rope({"rope_theta": 150_000.0, **config, "rope_parameters": scaled})
 
 
 def _build_moe(config: Config) -> MoE:
-    return MoE(
-        key("num_local_experts", "num_experts")(config),
-        key("intermediate_size")(config),
-        key("num_experts_per_tok", "experts_per_token")(config),
-        f"swish({config.get('swiglu_alpha', 1.702)})",
-        bias=True,
-        limit=config.get("swiglu_limit", 7.0),
-        shift=1.0,
-        router=Router(bias=True),
-    )
+    count, k = key("num_local_experts", "num_experts")(config), key("num_experts_per_tok", "experts_per_token")(config)
+    act, limit = f"swish({config.get('swiglu_alpha', 1.702)})", config.get("swiglu_limit", 7.0)
+    hidden = key("intermediate_size")(config)
+    return MoE(count, hidden, k, act, bias=True, limit=limit, shift=1.0, router=Router(bias=True))
 
 
 GPT_OSS = LLAMA.derive(
@@ -60,7 +49,8 @@ GPT_OSS = LLAMA.derive(
         "layers.{i}.ffn.experts.up": _slice_interleaved(f"{_EXPERTS}.gate_up_proj", 1),
         "layers.{i}.ffn.experts.gate_bias": _slice_interleaved(f"{_EXPERTS}.gate_up_proj_bias", 0),
         "layers.{i}.ffn.experts.up_bias": _slice_interleaved(f"{_EXPERTS}.gate_up_proj_bias", 1),
-        "layers.{i}.ffn.experts.down": _transpose_experts(f"{_EXPERTS}.down_proj"),
+        # stored [experts, in, out]
+        "layers.{i}.ffn.experts.down": lambda fetch, part, s: Permute(fetch(f"{_EXPERTS}.down_proj"), (0, 2, 1)),
         "layers.{i}.ffn.experts.down_bias": f"{_EXPERTS}.down_proj_bias",
     },
     defaults={"head_dim": 64, "rms_norm_eps": 1e-5, "attention_bias": True},

@@ -7,14 +7,14 @@ from typing import Any
 
 from ....dsl import Gate, GatedMLP, MoE, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, key, mask_layers
-from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
+from ...tables.family import Config, key, mask_layers, read_required
+from ...tables.rope_config import build_ropes, read_rope, rope_with
 from ...tables.templates import name_gated_mlp, scale_linear
 from ..dense.llama import LLAMA, alternate_windows, pick_windows
 from ..dense.llama_relatives import COHERE2, rotate_local
 from .corrected import SHARED
 from .deepseek import find_sparse_layers, make_moe_rule, make_v3_router
-from .mixtral import SPARSE, read_activation
+from .mixtral import SPARSE, find_stepped_layers, read_activation
 
 # -- Cohere 2 MoE: dense layers come first, and their windows have a separate period
 
@@ -45,18 +45,11 @@ def _read_cohere_factor(config: Config) -> float:
 def _build_cohere_moe(config: Config) -> MoE:
     hidden, act = key("intermediate_size")(config), read_activation(config)
     shared, scoring = config.get("num_shared_experts") or 0, config.get("expert_selection_fn", "softmax")
-    return MoE(
-        key("num_experts", "num_local_experts", default=8)(config),
-        hidden,
-        key("num_experts_per_tok", default=2)(config),
-        act,
-        shared=GatedMLP(hidden * shared, act) if shared else None,
-        router=Router(
-            scoring=scoring,
-            renormalize=scoring == "softmax" or config.get("norm_topk_prob", True),
-            scale=_read_cohere_factor(config),
-        ),
-    )
+    count, k = key("num_experts", "num_local_experts", default=8), key("num_experts_per_tok", default=2)
+    renormalize = scoring == "softmax" or config.get("norm_topk_prob", True)
+    router = Router(scoring=scoring, renormalize=renormalize, scale=_read_cohere_factor(config))
+    beside = GatedMLP(hidden * shared, act) if shared else None
+    return MoE(count(config), hidden, k(config), act, shared=beside, router=router)
 
 
 COHERE2_MOE = COHERE2.derive(
@@ -109,12 +102,6 @@ def _read_gguf_groups(config: Config) -> int | tuple[int, ...]:
     return tuple(stated[: config["block_count"]]) if isinstance(stated, list) else stated
 
 
-def _build_gguf_ropes(config: Config) -> tuple[RoPE, ...]:
-    wide = read_gguf_rope(config)
-    near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
-    return tuple(near if local else wide for local in gguf.find_local_layers(config, 1))
-
-
 MIMO_V2_FLASH = LLAMA.derive(
     "mimo_v2_flash",
     inert=("sliding_window",),
@@ -146,7 +133,8 @@ MIMO_V2_FLASH = LLAMA.derive(
         v_head_dim=key("attention.value_length", default=None),
         window=gguf.build_windows(1),
         sinks=lambda c: tuple(gguf.find_local_layers(c, 1)),
-        rope=_build_gguf_ropes,
+        # Files may state the local layers without their window.
+        rope=gguf.build_two_ropes(lambda c: [x or None for x in gguf.find_local_layers(c, 1)], True, near_theta=1e4),
         multipliers=lambda c: {"values": c.get("attention.value_scale", 1.0)},  # older files lack it
         moe=gguf.route_experts("sigmoid", renormalize=True),
     ),
@@ -161,12 +149,6 @@ def _read_flint_windows(config: Config) -> tuple[int | None, ...]:
     return pick_windows(
         config, config.get("sliding_window", 513), ["full_attention" if w else "sliding_attention" for w in wide]
     )
-
-
-def _find_flint_sparse_layers(config: Config) -> list[bool]:
-    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers")
-    dense = (0, 1) if dense is None else dense
-    return [i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config))]
 
 
 def _build_flint_moe(config: Config) -> MoE:
@@ -189,7 +171,7 @@ FLINT = LLAMA.derive(
     sinks=True,
     window=_read_flint_windows,
     rope=rotate_local(read_rope, _read_flint_windows),
-    moe=mask_layers(_build_flint_moe, _find_flint_sparse_layers),
+    moe=mask_layers(_build_flint_moe, find_stepped_layers(0, 1)),
 )
 
 # -- Laguna: heads by layer, softplus gates of attention
@@ -202,15 +184,10 @@ _LAGUNA_WINDOWS = alternate_windows(1, window=512)  # all global without layer_t
 
 
 def _build_laguna_moe(config: Config) -> MoE:
-    act = read_activation(config)
-    return MoE(
-        key("num_experts")(config),
-        key("moe_intermediate_size", default=512)(config),
-        key("num_experts_per_tok")(config),
-        act,
-        shared=GatedMLP(key("shared_expert_intermediate_size", default=512)(config), act),
-        router=Router(scoring="sigmoid", correction=True, scale=float(config.get("moe_routed_scaling_factor", 1.0))),
-    )
+    (count, k), act = read_required(config, "num_experts", "num_experts_per_tok"), read_activation(config)
+    shared = GatedMLP(key("shared_expert_intermediate_size", default=512)(config), act)
+    router = Router(scoring="sigmoid", correction=True, scale=float(config.get("moe_routed_scaling_factor", 1.0)))
+    return MoE(count, key("moe_intermediate_size", default=512)(config), k, act, shared=shared, router=router)
 
 
 LAGUNA = LLAMA.derive(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -62,10 +61,13 @@ def _make_moe_rule(config: Config, /, *hidden: str, renormalize: bool | None = N
     return MoE(count, key(*hidden)(config), k, read_activation(config), **options, router=Router(renormalize=norm))
 
 
-def _find_sparse_layers(config: Config) -> Iterator[bool]:
-    """Yield per layer of Qwen models whether it has experts: each decoder_sparse_step-th, except mlp_only_layers."""
-    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    return (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
+@rule
+def find_stepped_layers(config: Config, *dense: int) -> list[bool]:
+    """Return for each layer whether it has experts: each decoder_sparse_step-th, except mlp_only_layers, by default
+    the layers `dense`."""
+    step, stated = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers")
+    excluded = dense if stated is None else stated
+    return [i not in excluded and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config))]
 
 
 def _build_shared_moe(config: Config) -> MoE:
@@ -108,7 +110,7 @@ QWEN2_MOE = QWEN2.derive(
     },
     qkv_bias=key("qkv_bias", default=True),
     window=_read_qwen2_moe_windows,
-    moe=mask_layers(_build_shared_moe, _find_sparse_layers),
+    moe=mask_layers(_build_shared_moe, find_stepped_layers()),
     transformers="Qwen2MoeForCausalLM",
     gguf=gguf.SPARSE_BASE.derive(
         "qwen2moe",
@@ -122,7 +124,7 @@ QWEN3_MOE = QWEN3.derive(
     names=SPARSE,
     head_dim=key("head_dim", default=None),
     window=lambda config: config.get("sliding_window", 4096) if config.get("use_sliding_window") else None,
-    moe=mask_layers(_make_moe_rule("moe_intermediate_size"), _find_sparse_layers),
+    moe=mask_layers(_make_moe_rule("moe_intermediate_size"), find_stepped_layers()),
     transformers="Qwen3MoeForCausalLM",
     gguf=gguf.SPARSE_BASE.derive(
         "qwen3moe",

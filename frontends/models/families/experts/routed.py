@@ -12,7 +12,7 @@ from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, key, mask_layers, read_nested, read_required, set_all, template
 from ...tables.rope_config import find_rope, read_rope
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import find_experts, name_gated_mlp, slice_expert_half, split_qkv
+from ...tables.templates import find_experts, name_gated_mlp, slice_expert_half, slice_rows, split_qkv
 from ..dense.llama import LLAMA, find_rotary_layers, rotate_listed
 from .deepseek import DEEPSEEK_V3, build_mla, find_latent_attention, name_latent_attention
 from .mixtral import MIXTRAL, map_expert_names, read_activation
@@ -24,11 +24,6 @@ def _build_chunk_masks(config: Config) -> tuple[Mask | None, ...]:
     types = config.get("layer_types") or ["chunked_attention" if r else "full" for r in find_rotary_layers(config)]
     chunked = Mask(pattern="chunked", stride=config.get("attention_chunk_size") or 8192)
     return tuple(chunked if kind == "chunked_attention" else None for kind in types)
-
-
-def _read_llama4_qk_norms(config: Config) -> tuple[str, ...]:
-    used = config.get("use_qk_norm", True)
-    return tuple("head" if r and used else "none" for r in find_rotary_layers(config))
 
 
 def _build_llama4_temperatures(config: Config) -> tuple[Temperature | None, ...]:
@@ -45,15 +40,9 @@ def _find_llama4_sparse_layers(config: Config) -> list[bool]:
 
 def _build_llama4_moe(config: Config) -> MoE:
     hidden, act = key("intermediate_size")(config), read_activation(config)
-    return MoE(
-        key("num_local_experts", default=16)(config),
-        hidden,
-        key("num_experts_per_tok", default=1)(config),
-        act,
-        weigh_input=True,
-        shared=GatedMLP(hidden, act),
-        router=Router(scoring="sigmoid", renormalize=False),
-    )
+    count, k = key("num_local_experts", default=16)(config), key("num_experts_per_tok", default=1)(config)
+    shared, router = GatedMLP(hidden, act), Router(scoring="sigmoid", renormalize=False)
+    return MoE(count, hidden, k, act, weigh_input=True, shared=shared, router=router)
 
 
 @template
@@ -66,8 +55,6 @@ def _transpose_half(fetch: Fetch, part: str, settings: Settings, name: str, inde
 
 
 _WINDOW = "attention.sliding_window"
-
-
 _GGUF_CHUNKED = Mask(pattern="chunked", stride=8192)
 
 
@@ -97,7 +84,7 @@ LLAMA4 = LLAMA.derive(
     ffn=key("intermediate_size_mlp", default=16384),
     ffn_bias=False,
     rope=rotate_listed(rope_theta=5e5, interleaved=True),
-    qk_norm=_read_llama4_qk_norms,
+    qk_norm=lambda c: tuple("head" if r and c.get("use_qk_norm", True) else "none" for r in find_rotary_layers(c)),
     qk_norm_last=True,
     qk_norm_weight=False,
     temperature=_build_llama4_temperatures,
@@ -241,13 +228,6 @@ def _order_by_head(fetch: Fetch, part: str, settings: Settings, name: str, rows:
     return Reshape(by_head, (settings.dim, -1))
 
 
-@template
-def _slice_kv(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe:
-    """Return keys (`index` 0) or values (1) of JetMoE's fused linear layer."""
-    rows = settings.mixer.kv_heads * settings.mixer.head_dim
-    return Slice(fetch("layers.{i}.self_attention.kv_proj.weight"), 0, index * rows, (index + 1) * rows)
-
-
 _MOA = "layers.{i}.self_attention.experts"
 JETMOE = LLAMA.derive(
     "jetmoe",
@@ -255,8 +235,12 @@ JETMOE = LLAMA.derive(
     names={
         "layers.{i}.attn.q": _order_by_head(f"{_MOA}.input_linear.weight", rows=True),
         "layers.{i}.attn.o": _order_by_head(f"{_MOA}.output_linear.weight", rows=False),
-        "layers.{i}.attn.k": _slice_kv(0),
-        "layers.{i}.attn.v": _slice_kv(1),
+        **{
+            f"layers.{{i}}.attn.{x}": slice_rows(
+                "layers.{i}.self_attention.kv_proj", index, lambda s: s.mixer.kv_heads * s.mixer.head_dim
+            )
+            for index, x in enumerate("kv")
+        },
         "layers.{i}.attn.bias": f"{_MOA}.bias",
         "layers.{i}.attn.router": f"{_MOA}.router.layer",
         "layers.{i}.ffn.router": "layers.{i}.mlp.router.layer",
@@ -283,18 +267,9 @@ def _scale_latent(fetch: Fetch, part: str, settings: Settings, name: str, rank: 
 
 def _build_longcat_block(config: Config) -> ShortcutBlock:
     experts, hidden, k = read_required(config, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk")
-    moe = MoE(
-        experts,
-        hidden,
-        k,
-        read_activation(config),
-        router=Router(
-            correction=True,
-            renormalize=False,
-            scale=float(config.get("routed_scaling_factor", 6.0)),
-            zero_experts=config.get("zero_expert_num") or 0,
-        ),
-    )
+    scale, zero = float(config.get("routed_scaling_factor", 6.0)), config.get("zero_expert_num") or 0
+    router = Router(correction=True, renormalize=False, scale=scale, zero_experts=zero)
+    moe = MoE(experts, hidden, k, read_activation(config), router)
     ffn = GatedMLP(key("ffn_hidden_size")(config), read_activation(config))
     latent = build_mla({"rope_theta": 1e7, **config, "rope_interleave": True})
     return ShortcutBlock(latent, ffn, moe, RMSNorm(key("rms_norm_eps", default=1e-5)(config)))

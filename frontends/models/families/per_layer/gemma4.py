@@ -128,11 +128,6 @@ def nest_names(names: Names, at: str = "block") -> Names:
     return {name.replace("layers.{i}.", f"layers.{{i}}.{at}.", 1): template for name, template in names.items()}
 
 
-def _scale_router_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the weight of the norm before the router: the stored scale divided by √dim."""
-    return Scale(fetch("layers.{i}.router.scale"), settings.dim**-0.5)
-
-
 def _scale_experts_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the experts' down weights, each times its per_expert_scale."""
     down = _EXPERTS["layers.{i}.ffn.moe.experts.down"]
@@ -203,10 +198,8 @@ def _read_fraction(config: Config, head: int) -> dict[str, Any]:
 
 def _build_gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
     converted = convert_keys(config)
-    hidden, first_shared = (
-        converted["intermediate_size"],
-        len(converted["layer_types"]) - converted["num_kv_shared_layers"],
-    )
+    hidden = converted["intermediate_size"]
+    first_shared = len(converted["layer_types"]) - converted["num_kv_shared_layers"]
     local = gguf.find_local_layers(config, 5)
     return _build_layers(
         {
@@ -279,7 +272,7 @@ GEMMA4 = LLAMA.derive(
         "layers.{i}.ffn.moe_norm": "layers.{i}.pre_feedforward_layernorm_2",
         "layers.{i}.ffn.moe_post_norm": "layers.{i}.post_feedforward_layernorm_2",
         "layers.{i}.ffn.post_norm": "layers.{i}.post_feedforward_layernorm",
-        "layers.{i}.ffn.router_norm": _scale_router_norm,
+        "layers.{i}.ffn.router_norm": lambda fetch, part, s: Scale(fetch("layers.{i}.router.scale"), s.dim**-0.5),
         "layers.{i}.ffn.moe.router": "layers.{i}.router.proj",
         **_EXPERTS,
         "layers.{i}.ffn.moe.experts.down": _scale_experts_down,

@@ -43,21 +43,13 @@ def _read_lfm2_width(config: Config) -> int:
 def _build_lfm2_experts(config: Config) -> MoE:
     """Return the experts, with a sigmoid router; unlike transformers, 1e-6 is not added to the sum of scores."""
     experts, hidden, k = read_required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
-    return MoE(
-        experts,
-        hidden,
-        k,
-        router=Router(
-            scoring="sigmoid",
-            correction=config.get("use_expert_bias", True),
-            renormalize=config.get("norm_topk_prob", True),
-            scale=float(config.get("routed_scaling_factor", 1.0)),
-        ),
+    router = Router(
+        scoring="sigmoid",
+        correction=config.get("use_expert_bias", True),
+        renormalize=config.get("norm_topk_prob", True),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
     )
-
-
-def _find_lfm2_sparse_layers(config: Config) -> Iterator[bool]:
-    return (i >= config.get("num_dense_layers", 2) for i in range(key("num_hidden_layers")(config)))
+    return MoE(experts, hidden, k, router=router)
 
 
 def _find_gguf_short_convs(config: Config) -> Iterator[bool]:
@@ -112,7 +104,9 @@ LFM2_MOE = LFM2.derive(
         **map_expert_names("layers.{i}.feed_forward.experts", "w1", "w3", "w2"),
     },
     ffn=key("intermediate_size"),
-    moe=mask_layers(_build_lfm2_experts, _find_lfm2_sparse_layers),
+    moe=mask_layers(
+        _build_lfm2_experts, lambda c: (i >= c.get("num_dense_layers", 2) for i in range(c["num_hidden_layers"]))
+    ),
     gguf=_LFM2_GGUF.derive("lfm2moe", moe=gguf.route_experts("sigmoid", renormalize=True)),
 )
 
@@ -224,6 +218,7 @@ FALCON_H1 = LLAMA.derive(
 
 # -- Nemotron-H
 
+_NEMOTRON_ACTIVATION = key("mlp_hidden_act", default="relu2")
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -260,23 +255,14 @@ def _build_nemotron_mixers(config: Config) -> tuple[Any, ...]:
 
 
 def _build_nemotron_experts(config: Config) -> MoE:
-    act, bias, latent = ACTIVATIONS[_read_nemotron_activation(config)], config.get("mlp_bias", False), "moe_latent_size"
+    act, bias = ACTIVATIONS[_NEMOTRON_ACTIVATION(config)], config.get("mlp_bias", False)
+    latent = "moe_latent_size"
     if config.get(latent) and bias:
         raise WeftError(f"mlp_bias={bias} is not supported with {latent}={config[latent]}")
-    return MoE(
-        key("n_routed_experts", default=8)(config),
-        key("moe_intermediate_size", default=7688)(config),
-        key("num_experts_per_tok", default=2)(config),
-        act,
-        gated=False,
-        shared=MLP(key("moe_shared_expert_intermediate_size", default=7688)(config), act, bias),
-        latent=config.get(latent),
-        router=make_v3_router(scale=1.0, groups=1, top_groups=1)(config),
-    )
-
-
-def _read_nemotron_activation(config: Config) -> str:
-    return str(config.get("mlp_hidden_act", "relu2"))
+    count, k = key("n_routed_experts", default=8)(config), key("num_experts_per_tok", default=2)(config)
+    shared = MLP(key("moe_shared_expert_intermediate_size", default=7688)(config), act, bias)
+    router, hidden = make_v3_router(scale=1.0, groups=1, top_groups=1), key("moe_intermediate_size", default=7688)
+    return MoE(count, hidden(config), k, act, router(config), gated=False, shared=shared, latent=config.get(latent))
 
 
 _EXPERTS = "layers.{i}.mixer.experts"
@@ -343,7 +329,7 @@ NEMOTRON_H = LLAMA.derive(
     eps=key("layer_norm_epsilon", default=1e-5),
     ffn=mask_layers(key("intermediate_size", default=21504), lambda c: (kind == "mlp" for kind in _read_kinds(c))),
     gated=False,
-    activation=_read_nemotron_activation,
+    activation=_NEMOTRON_ACTIVATION,
     tie=False,  # whatever the config states
     mixer=_build_nemotron_mixers,
     moe=mask_layers(_build_nemotron_experts, lambda c: (kind == "moe" for kind in _read_kinds(c))),

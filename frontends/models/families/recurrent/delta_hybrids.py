@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.ir.recipes import Concat, Recipe, Reshape
 
-from ....dsl import MLA, GatedDeltaNet, MoE, RMSNorm
+from ....dsl import MLA, GatedDeltaNet, RMSNorm
 from ...tables import gguf
 from ...tables.family import BIASES, Config, Fetch, Names, key, read_required, set_all, template
 from ...tables.rope_config import read_rope
@@ -92,11 +92,6 @@ def _read_olmo_kinds(config: Config) -> list[str]:
     return kinds if "full_attention" in kinds else [*kinds[:-1], "full_attention"]
 
 
-def _build_olmo_rope(config: Config) -> Any:
-    settings = config.get("rope_parameters") or {}
-    return None if settings.get("rope_theta", 0.0) is None else read_rope(config)
-
-
 OLMO_HYBRID = LLAMA.derive(
     "olmo_hybrid",
     names={
@@ -119,7 +114,7 @@ OLMO_HYBRID = LLAMA.derive(
     arrangement=lambda c: tuple("pre" if kind == RECURRENT else "post_sublayer" for kind in _read_olmo_kinds(c)),
     qk_norm="full",
     ffn_bias=False,
-    rope=_build_olmo_rope,
+    rope=lambda c: None if (c.get("rope_parameters") or {}).get("rope_theta", 0.0) is None else read_rope(c),
     mixer=_build_olmo_mixers,
 )
 
@@ -168,12 +163,6 @@ def _rename_kimi_keys(config: Config) -> Config:
     }
 
 
-def _build_kimi_experts(config: Config) -> tuple[MoE | None, ...]:
-    routing = make_v3_router(scale=2.446, groups=1, top_groups=1)
-    experts: tuple[MoE | None, ...] = make_moe_rule(routing, first_dense=1)(_rename_kimi_keys(config))
-    return experts
-
-
 def _build_gguf_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
     names = ("ssm.conv_kernel", "kda.head_dim", "attention.layer_norm_rms_epsilon", "attention.head_count_kv")
     conv, size, eps, kv_heads = read_required(config, *names)
@@ -187,6 +176,7 @@ def _build_gguf_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
 
 
 _KIMI = "layers.{i}.block_sparse_moe"
+_KIMI_MOE = make_moe_rule(make_v3_router(scale=2.446, groups=1, top_groups=1), first_dense=1)
 KIMI_LINEAR = LLAMA.derive(
     "kimi_linear",
     inert=(
@@ -221,7 +211,7 @@ KIMI_LINEAR = LLAMA.derive(
     tie=False,  # whatever the config states
     context=key("model_max_length", "max_position_embeddings", default=None),
     mixer=_build_kimi_mixers,
-    moe=_build_kimi_experts,
+    moe=lambda c: _KIMI_MOE(_rename_kimi_keys(c)),
     gguf=DEEPSEEK_GGUF.derive(
         "kimi-linear",
         inert=(*DEEPSEEK_GGUF.inert, "attention.key_length"),  # latent attention has a separate key for it

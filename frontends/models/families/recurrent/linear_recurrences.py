@@ -47,13 +47,8 @@ def _build_minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
         recurrent = kinds[i] == _RECURRENT
         decay = 1 - i / (layers - 1 + 1e-5) + 1e-5
         lightning = LightningAttention(heads, size, decay, act, RMSNorm(1e-6))
-        return NormedResidual(
-            lightning if recurrent else attention,
-            moe,
-            RMSNorm(eps),
-            scales("linear_attn" if recurrent else "full_attn"),
-            scales("mlp"),
-        )
+        mixer, kind = (lightning, "linear_attn") if recurrent else (attention, "full_attn")
+        return NormedResidual(mixer, moe, RMSNorm(eps), scales(kind), scales("mlp"))
 
     return tuple(block(i) for i in range(layers))
 
@@ -84,6 +79,8 @@ MINIMAX = MIXTRAL.derive(
 
 # -- RecurrentGemma
 
+_GRIFFIN_ACTIVATION = key("hidden_activation", default="gelu_pytorch_tanh")
+
 
 def _read_griffin_kinds(config: Config) -> list[str]:
     types = list(config.get("block_types") or ("recurrent", "recurrent", "attention"))
@@ -91,13 +88,9 @@ def _read_griffin_kinds(config: Config) -> list[str]:
     return (types * (layers // len(types) + 1))[:layers]
 
 
-def _read_griffin_activation(config: Config) -> str:
-    return str(config.get("hidden_activation", "gelu_pytorch_tanh"))
-
-
 def _build_griffin_mixers(config: Config) -> tuple[RGLRU | None, ...]:
     heads, dim = read_required(config, "num_attention_heads", "hidden_size")
-    act = ACTIVATIONS[_read_griffin_activation(config)]
+    act = ACTIVATIONS[_GRIFFIN_ACTIVATION(config)]
     unit = RGLRU(heads, config.get("lru_width") or dim, config.get("conv1d_width", 4), act)
     return tuple(unit if kind == "recurrent" else None for kind in _read_griffin_kinds(config))
 
@@ -141,7 +134,7 @@ RECURRENT_GEMMA = LLAMA.derive(
     },
     defaults={"num_hidden_layers": 26, "tie_word_embeddings": True},
     ffn=lambda c: key("intermediate_size", default=7680)(c) // 2,
-    activation=_read_griffin_activation,
+    activation=_GRIFFIN_ACTIVATION,
     out_bias=True,
     ffn_bias=True,
     rope=rope_with(partial_rotary_factor=0.5),

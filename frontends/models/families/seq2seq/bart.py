@@ -136,10 +136,6 @@ BLENDERBOT_SMALL = BART.derive(
 )
 
 
-def _read_first_position(config: Config) -> int:
-    return int(key("pad_token_id", default=1)(config)) + 1
-
-
 M2M_100 = BART.derive(
     "m2m_100",
     arrangement="pre",
@@ -147,7 +143,7 @@ M2M_100 = BART.derive(
     embed_scale=make_embedding_scale(True),
     embed_norm=False,
     learned_positions=None,
-    sinusoids=lambda c: _make_sinusoids(offset=_read_first_position(c), inclusive=True)(c),
+    sinusoids=lambda c: _make_sinusoids(offset=key("pad_token_id", default=1)(c) + 1, inclusive=True)(c),
 )
 XGLM = M2M_100.derive(
     "xglm",

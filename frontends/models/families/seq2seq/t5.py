@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from weft.ir.recipes import Recipe
 
 from ....dsl import MoE, Router, T5Bias
 from ...tables import gguf
-from ...tables.family import Config, Family, Fetch, Names, key, template
+from ...tables.family import Config, Family, Fetch, Names, key, rule, template
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import add_one, name_gated_mlp
 from ...task_heads import ENCODER_DECODER_HEADS, LAST_EOS_HEAD
@@ -83,13 +82,12 @@ def _map_gguf_names(part: str, short: str) -> Names:
     }
 
 
-def _build_gguf_bias(config: Config) -> T5Bias:
+@rule
+def _choose_gguf_bias(config: Config, by_layer: bool) -> T5Bias | None:
+    """Return the bias per layer (`by_layer`) or for all layers; None for other files."""
+    if (len(config[gguf.BIASED]) > 1) != by_layer:
+        return None
     return T5Bias(key("attention.relative_buckets_count")(config), 128, key("attention.head_count")(config))
-
-
-def _choose_gguf_bias(by_layer: bool) -> Callable[[Config], T5Bias | None]:
-    """Return the rule for a bias per layer (`by_layer`) or for all layers, which is None for other files."""
-    return lambda c: _build_gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
 
 
 def _compute_gguf_logit_scale(config: Config) -> Any:
@@ -180,18 +178,14 @@ def _apply_to_part(part: str, rule: Any) -> Any:
     return (lambda c: rule(key(part)(c))) if callable(rule) else rule
 
 
-def _read_encoder_windows(config: Config) -> Any:
-    """Return the window per encoder layer, one more than GEMMA2's: the encoder sees |i − j| ≤ sliding_window."""
-    return tuple(w and w + 1 for w in GEMMA2.settings["window"](config))
-
-
 T5GEMMA = Family(
     model_types=("t5gemma",),
     inert=("vocab_size", "decoder.cross_attention_hidden_size"),
     settings={name: _apply_to_part("encoder", rule) for name, rule in GEMMA2.settings.items()}
     | {
         "kind": "encoder-decoder",
-        "window": _apply_to_part("encoder", _read_encoder_windows),
+        # One more than in GEMMA2: the encoder sees |i − j| ≤ sliding_window.
+        "window": lambda c: tuple(w and w + 1 for w in GEMMA2.settings["window"](key("encoder")(c))),
         "share_embeddings": False,
         "decoder": lambda c: {
             name: _apply_to_part("decoder", rule)(c) if callable(rule) else rule
@@ -208,16 +202,10 @@ T5GEMMA = Family(
 
 def _build_sparse_layers(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
     """Return per layer a mixture of experts, in `sparse` evenly spaced layers of `layers`, or None in all others."""
-    moe = MoE(
-        config.get("num_experts", 8),
-        key("d_ff")(config),
-        1,
-        ACTIVATIONS[config.get("dense_act_fn", "relu")],
-        gated=False,
-        router=Router(
-            renormalize=False, bias=config.get("router_bias", False), capacity=config.get("expert_capacity", 64)
-        ),
-    )
+    bias, capacity = config.get("router_bias", False), config.get("expert_capacity", 64)
+    router = Router(renormalize=False, bias=bias, capacity=capacity)
+    act = ACTIVATIONS[config.get("dense_act_fn", "relu")]
+    moe = MoE(config.get("num_experts", 8), key("d_ff")(config), 1, act, router, gated=False)
     step = layers // sparse if sparse else layers
     return tuple(moe if step == 1 or i % step == 1 else None for i in range(layers))
 
