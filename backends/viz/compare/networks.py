@@ -57,7 +57,8 @@ def mark_place(before: Network, after: Network, names: Collection[str], text: st
 
     def add(network: Network) -> Network:
         marks = dict.fromkeys(_list_inputs_outputs(network), Mark())
-        return _add_marks(network, marks | {v.name: mark for v in network.vertices if {*v.makes} & {*names}}, KEPT)
+        places = [v.name for v in network.vertices if {*v.makes, *v.file_names} & {*names}]
+        return _add_marks(network, marks | dict.fromkeys(places, mark), KEPT)
 
     return Comparison(add(before), add(after), {})
 

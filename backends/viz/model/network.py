@@ -115,6 +115,7 @@ class Vertex:
     `model_inputs`: the inputs of the model that it reads. `layer_inputs`: those of them that belong to a single layer.
     `layer_outputs`: the outputs of the model that it produces and that belong to a single layer (`find_layer_io`).
     `equivalent`: the equivalent weft operation of an operation of another format.
+    `file_names`: the names of its results in the file, if `makes` has other ones.
     `mark`: its mark in a comparison.
     """
 
@@ -135,6 +136,7 @@ class Vertex:
     layer_inputs: tuple[str, ...] = ()
     layer_outputs: tuple[str, ...] = ()
     equivalent: Vertex | None = None
+    file_names: tuple[str, ...] = ()
     mark: Mark | None = None
     work: Work | None = None
     step: Work = NONE

@@ -284,6 +284,7 @@ def _make_vertices(
             | {role: c.text for c, role, _ in parameters if c.text},
             tuple(weights),
             view=op.kind in VIEWS,
+            file_names=tuple(op.outputs),
         )
         operand_types = {role: types.get(x, "") for x, role in values}
         vertices.append(replace(vertex, equivalent=find_equivalent(vertex, operand_types)))

@@ -57,7 +57,8 @@ class FirstDifference:
 
 
 def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, tolerance: float) -> FirstDifference | None:
-    """Return the first difference of two aligned traces; None if all values that correspond agree.
+    """Return the first difference of two aligned traces; None if all values that correspond agree, or if the outputs
+    do and nothing explains a difference that is hardly above the tolerance.
 
     Hypotheses on trace `first` are tested before those on the other one. If none after which the outputs agree explains
     the difference of values that hardly differ or have no name in common, which may not correspond, later ones that
@@ -84,7 +85,8 @@ def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, toler
             best = difference
         if (best.cause is None and is_clear) or time.monotonic() > deadline:
             break
-    return best
+    is_rounding = best is not None and best.cause is None and best.error <= MARGIN * tolerance
+    return None if is_rounding and _compare_outputs(e.trace, o.trace, {}) <= tolerance else best
 
 
 def _repairs(traces: tuple[AlignedTrace, AlignedTrace], difference: FirstDifference, tolerance: float) -> bool:

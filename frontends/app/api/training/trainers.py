@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from weft.backends.runtime.device import choose_place
+from weft.ir import ops
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph
+from weft.ir.graph import Graph, Param
 from weft.ir.recipes.readers import Array
 from weft.passes.analysis.states import has_cache
 from weft.passes.fitting.matrices import find_matrices
@@ -108,7 +109,9 @@ def open_training(
         net, decayed, build_graph = student.module, set[str](), lambda _: student.build_graph()
     else:
         student, net, keys = None, build(model), map_state_keys(model.graph)
-        decayed = {keys[param.name] for param in find_matrices(model.graph) if param.name in keys}
+        heads = (node.operand("weight") for node in model.graph.nodes if node.op is ops.head_linear)
+        weights = {*find_matrices(model.graph), *(param for param in heads if isinstance(param, Param))}
+        decayed = {keys[param.name] for param in weights if param.name in keys}
         build_graph = partial(with_weights, model.graph)
     generated: Any = net  # it has this switch
     generated.checkpointing = settings.checkpointing

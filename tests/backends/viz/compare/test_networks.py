@@ -187,6 +187,9 @@ def test_layers_of_different_models_correspond_by_position() -> None:
 
 def test_a_place_is_marked_in_both_networks_and_nowhere_else() -> None:
     before, after = network_of("smollm2-135m"), build_network(run_passes(model_of("smollm2-135m").graph, "pack-qkv"))
+    foreign = replace(after, vertices=tuple(replace(v, file_names=(f"/{v.name}",)) for v in after.vertices))
+    place = mark_place(before, foreign, {"/layers.3.attn.attention"}, "window")
+    assert marked(place.after, CHANGED) == {"layers.3.attn.attention"}
     found = mark_place(before, after, {"layers.3.attn.attention"}, "window")
     for network in (found.before, found.after):
         assert marked(network, CHANGED) == {"layers.3.attn.attention"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, RMSNorm, TrainingSettings
+from weft import MLA, Attention, Block, Decoder, Encoder, GatedMLP, Mamba, RMSNorm, TrainingSettings
 from weft.backends.torch.training.trainer import open_accelerator
 from weft.frontends.app.api.training import trainers
 from weft.frontends.app.api.training.trainers import Training, check_trainable, choose_device, open_training
@@ -16,7 +16,11 @@ from weft.frontends.model import Model
 from weft.ir.errors import WeftError
 
 IDS = np.random.default_rng(0).integers(0, 64, 400)
-LAYERS = [Block(Mamba(64, state=8), None, RMSNorm()), Block(Attention(heads=2), GatedMLP(64), RMSNorm())]
+LATENT = MLA(2, rank=16, head_dim=8, rope_dim=4, v_head_dim=8, rope=None)
+LAYERS = [
+    Block(Mamba(64, state=8), None, RMSNorm()),
+    *(Block(attention, GatedMLP(64), RMSNorm()) for attention in (Attention(heads=2), LATENT)),
+]
 MODEL = Decoder(vocab=64, dim=32, context=64, layers=LAYERS)
 SETTINGS = TrainingSettings(steps=4, batch=4, context=16)
 
