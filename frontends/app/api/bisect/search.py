@@ -68,7 +68,8 @@ def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, toler
     deadline, e, o = time.monotonic() + SECONDS, traces[first], traces[1 - first]
     best: FirstDifference | None = None
     suspects, named = (e.find_suspects(), o.find_suspects()), e.find_first_named()
-    is_hidden = bool(suspects[0]) and named != suspects[0][0]
+    is_first = named == next((x for x in e.trace.makers if x in {named, *suspects[0][:1]}), None)
+    is_hidden = is_first and suspects[0][:1] not in ([], [named])
     if named is not None and is_hidden and not _compare_outputs(e.trace, o.trace, {}) <= tolerance:
         pair = (named, e.partners[named]) if first == 0 else (e.partners[named], named)
         difference = _describe(traces, first, pair, [named], tolerance, deadline - SECONDS / 2)
