@@ -17,6 +17,7 @@ import numpy as np
 from weft.ir.recipes.readers import Array
 
 FEWEST = 8  # elements of a value whose contents identify it
+LEAST = 1e-6  # size of a row relative to the largest row, below which its error is relative to this share
 RARE = 10  # times that a layout with features on another axis than the last must fit better than others
 
 Constant = tuple[tuple[int, ...], Callable[[], Array]]  # shape, function that returns the contents
@@ -107,8 +108,8 @@ def arrange(x: Array, like: Array) -> tuple[Array, Array] | None:
 
 @np.errstate(all="ignore")
 def compute_error(actual: Array, expected: Array, by_row: bool = False) -> float:
-    """Return max |actual − expected| / max |expected|; with `by_row` the largest of this over rows (the last axis).
-    Rows of zeros, and others below `LEAST`, count as if their largest element were this share of the largest of all."""
+    """Return max |actual − expected| / max |expected|; with `by_row` the largest of this over rows (the last axis),
+    where max |expected| of a row counts as at least `LEAST` times that of the whole array."""
     difference = np.where(actual == expected, 0.0, np.abs(actual - expected))  # equal infinities do not differ
     axis, sizes = -1 if by_row and expected.ndim else None, np.abs(expected)
     least = LEAST * sizes.max(where=np.isfinite(sizes), initial=0.0)
@@ -116,7 +117,6 @@ def compute_error(actual: Array, expected: Array, by_row: bool = False) -> float
     return float((difference.max(axis) / scale).max())
 
 
-LEAST = 1e-6
 ALIKE = 0.3  # least cosine of two different values that correspond by their contents
 
 

@@ -235,6 +235,9 @@ def align_layers(student: Any, teacher: Any) -> list[int]:
 
     Equal numbers of layers correspond one to one. Otherwise layers with equal weights do, in order, as many as possible
     (the student lacks some of the teacher's layers). The last index is that of the teacher's last layer.
+
+    Raises:
+        WeftError: if the layers have different widths, or the student has more of them.
     """
     layers, targets = list(student.layers), list(teacher.layers)
     tokens = torch.zeros(1, 2, dtype=torch.long, device=next(teacher.parameters()).device)

@@ -67,10 +67,12 @@ def _describe_pass(step: Record) -> tuple[str, ...]:
 def _describe_run(run: Record) -> tuple[str, ...]:
     """Return the row of the record of a training run or a distillation."""
     settings, against = run.record("settings"), run.get("against", str | None, None)
-    texts = [f"{Path(text.text('path')).name}, SHA-256 {text.text('sha256')}" for text in run.records("texts")]
+    files = [(Path(text.text("path")).name, text.get("sha256", str | None)) for text in run.records("texts")]
+    texts = [f"{name}, SHA-256 {digest or 'unknown'}" for name, digest in files]
     size = f"{settings.integer('batch')} windows of {settings.integer('context')} tokens"
     by = "weft train" if against is None else f"weft distil against {against}"
-    loss = f"loss on held-out text {run.get('loss', float):.5g}" if "loss" in run else ""
+    measure = "loss" if against is None else "difference from the original"
+    loss = f"{measure} on held-out text {run.get('loss', float):.5g}" if "loss" in run else ""
     return by, "; ".join(texts), f"{run.integer('steps'):,} steps of {size}, seed {settings.integer('seed')}", loss
 
 

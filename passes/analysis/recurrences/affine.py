@@ -125,7 +125,8 @@ class AffineRules:
         self.token = token
 
     def add_forms_of(self, nodes: Iterable[Node], forms: dict[Value, AffineValue]) -> None:
-        """Add to `forms`, which has those of the states, the forms of the outputs of `nodes` that are affine."""
+        """Find which outputs of `nodes` are affine in the states, and add their forms to `forms`, which maps the states
+        to theirs."""
         dependent = set(forms)
         for node in nodes:
             read = dependent.intersection(v for v in node.inputs if v is not None)

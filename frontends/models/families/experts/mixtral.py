@@ -63,8 +63,8 @@ def _make_moe_rule(config: Config, /, *hidden: str, renormalize: bool | None = N
 
 @rule
 def find_stepped_layers(config: Config, *dense: int) -> list[bool]:
-    """Return for each layer whether it has experts: each decoder_sparse_step-th, except mlp_only_layers, by default
-    the layers `dense`."""
+    """Return for each layer whether it has experts: every decoder_sparse_step-th layer has, except those listed in
+    mlp_only_layers (by default `dense`)."""
     step, stated = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers")
     excluded = dense if stated is None else stated
     return [i not in excluded and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config))]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from weft.ir.graph import Graph
+
 from .fault_edits import (
     MISSING,
     OTHER,
@@ -30,6 +32,12 @@ from .fault_edits import (
     transpose,
 )
 from .faults import Fault, graph, module, onnx_file
+
+
+def exchange_states(scan: Graph) -> None:
+    """Let the scan of the first layer read B as C and C as B."""
+    for index, name in ((3, "c"), (4, "b")):
+        set_operand("layers.0.attn.selective_scan", index, f"layers.0.attn.{name}")(scan)
 
 
 def list_other_faults() -> Iterator[Fault]:
@@ -292,13 +300,10 @@ def list_other_faults() -> Iterator[Fault]:
     yield graph(
         "mamba",
         "B and C exchanged",
-        lambda g: (
-            set_operand(f"{l0}.attn.selective_scan", 3, f"{l0}.attn.c")(g),
-            set_operand(f"{l0}.attn.selective_scan", 4, f"{l0}.attn.b")(g),
-        ),
+        exchange_states,
         f"{l0}.attn.selective_scan",
         ["exchanged operands"],
-    )  # type: ignore[arg-type,return-value]
+    )
     yield graph(
         "mamba",
         "residual missing",

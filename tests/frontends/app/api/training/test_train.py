@@ -254,9 +254,11 @@ def test_runs_that_cannot_continue_are_refused(models: Path, begun: Path, tmp_pa
 
 def test_a_run_whose_source_has_changed_is_refused(models: Path, begun: Path, tmp_path: Path) -> None:
     shutil.copytree(begun, run := tmp_path / "run")
-    (changed := tmp_path / "models.py").write_text(MODELS.replace("RoPE(1e4)", "RoPE(10)"))
+    weft.resume(run, f"{models}:states", steps=2, device="cpu")
+    of_states = "Attention(heads=2), GatedMLP(64"
+    (changed := tmp_path / "models.py").write_text(MODELS.replace(of_states, f'{of_states}, "gelu"'))
     with pytest.raises(WeftError, match="has changed: restore it, or begin a new run"):
-        weft.resume(run, f"{changed}:experts", device="cpu")
+        weft.resume(run, f"{changed}:states", steps=3, device="cpu")
 
 
 def test_a_run_ends_with_a_validation_although_time_passes_between_steps(
@@ -274,12 +276,11 @@ def test_a_warm_up_may_last_for_the_run(models: Path, book: Path, tmp_path: Path
         TrainingSettings(minutes=1, warmup=2)
 
 
+@pytest.mark.parametrize("options", ["bits=4, group=16, method=rtn", "bits=4, method=rtn", "format=mxfp4"])
 def test_quantized_weights_that_train_as_floats_are_mentioned(
-    models: Path, book: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    options: str, models: Path, book: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_model(
-        rewrite(weft.load_source(f"{models}:learned"), "quantize{bits=4, group=16, method=rtn}"), tmp_path / "q"
-    )
+    write_model(rewrite(weft.load_source(f"{models}:learned"), f"quantize{{{options}}}"), tmp_path / "q")
     weft.train(tmp_path / "q", book, tmp_path / "run", replace(SETTINGS, steps=1), tokenizer="bytes")
     assert "is quantized, and trains as floats: distil keeps its codes" in caplog.text
 
