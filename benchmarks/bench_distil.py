@@ -211,12 +211,13 @@ def measure(name: str, args: argparse.Namespace, work: Path, text: Path) -> dict
     last = RunFolder(folders["distilled"]).read_log()[-1]
     facts = {name: round(last[name]) for name in ("step", "tokens", "seconds")} | {"load": round(load, 1)}
     result = score(folders, context, args.device)
-    works = {kind: work / f"{kind}-engines" for kind in result}
-    texts = {kind: generate(folders.get(kind, GGUF), works[kind]) for kind in result}
-    for kind, speeds in measure_speed(works).items():
-        result[kind]["tokens_per_second"] = speeds
-        if kind in folders:
-            result[kind]["agreement"] = compute_agreement(texts[kind], texts["original"])
+    with tempfile.TemporaryDirectory(dir=work) as engines:  # 6 GB
+        works = {kind: Path(engines) / kind for kind in result}
+        texts = {kind: generate(folders.get(kind, GGUF), works[kind]) for kind in result}
+        for kind, speeds in measure_speed(works).items():
+            result[kind]["tokens_per_second"] = speeds
+            if kind in folders:
+                result[kind]["agreement"] = compute_agreement(texts[kind], texts["original"])
     return {"pipelines": REWRITES[name], "context": context, "distillation": facts, "scores": result}
 
 
