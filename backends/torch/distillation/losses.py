@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.nn.utils import parametrize
 from weft.ir.errors import WeftError
 
 from ..training.batches import WindowBatch
-from ..training.objectives import split_outputs
+from ..training.objectives import run_windows, split_outputs
 
 TOKENS_AT_ONCE = 256  # tokens whose divergence is computed at once, which limits the memory
 
@@ -147,9 +146,9 @@ class OutputErrors:
 
     def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, Tensor]:
         with torch.no_grad():
-            targets = _run_windows(self.teacher.module, batch.windows)
+            targets = run_windows(self.teacher.module, batch.windows)
         with parametrize.cached():
-            outputs = _run_windows(net, batch.windows)
+            outputs = run_windows(net, batch.windows)
         pairs = [(y, t) for y, t in zip(outputs, targets, strict=True) if t.dim() > 1]  # others are auxiliary losses
         return {"loss": torch.stack([_compute_error(y, t, torch.zeros_like(t)) for y, t in pairs]).mean()}
 
@@ -167,27 +166,15 @@ class Layers:
 
     def __call__(self, net: nn.Module, batch: WindowBatch) -> dict[str, Tensor]:
         with torch.no_grad(), record_layers(self.teacher.module) as expected:
-            _run_windows(self.teacher.module, batch.windows)
+            run_windows(self.teacher.module, batch.windows)
         begins = [0, *(at + 1 for at in self.segments[:-1])]
         inputs = [expected[at][0] for at in begins]
         with parametrize.cached(), record_layers(net, inputs) as outputs:
-            _run_windows(net, batch.windows)
+            run_windows(net, batch.windows)
         errors = []
         for (x, y), at in zip(outputs, self.segments, strict=True):
             errors.append(_compute_error(y, expected[at][1], x))
         return {"loss": torch.stack(errors).mean()}
-
-
-def _run_windows(net: nn.Module, windows: Tensor) -> tuple[Tensor, ...]:
-    """Return the outputs of `net` for windows of valid tokens; of a decoder the logits of one token."""
-    inputs = {
-        "last": torch.zeros(len(windows), dtype=torch.long, device=windows.device),
-        "attention_mask": torch.ones_like(windows),
-        "token_type_ids": torch.zeros_like(windows),
-    }
-    names = [n for n, p in signature(net.forward).parameters.items() if n == "last" or p.default is p.empty]
-    outputs = net(windows, **{name: inputs[name] for name in names if name in inputs})
-    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _compute_error(y: Tensor, target: Tensor, base: Tensor) -> Tensor:
@@ -244,7 +231,7 @@ def align_layers(student: Any, teacher: Any) -> list[int]:
     widths = list[int]()
     for net in (student, teacher):
         with torch.no_grad(), record_layers(net) as records:
-            _run_windows(net, tokens)
+            run_windows(net, tokens)
         widths.append(records[0][1].shape[-1])
     if widths[0] != widths[1]:
         raise WeftError(

@@ -61,7 +61,7 @@ def train_command(
     wants_json: bool,
     **options: Any,
 ) -> None:
-    """Train SOURCE, a decoder, to predict the next token of a text.
+    """Train SOURCE to predict the next token of a text (a decoder) or masked tokens (an encoder for fill-mask).
 
     SOURCE is an architecture file, a preset, or a checkpoint. The run folder has the best model, the last
     checkpoint, log.csv and the curve loss.svg. It is itself a SOURCE of `weft run`, `weft compile` and all others.

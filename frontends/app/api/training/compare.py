@@ -21,7 +21,7 @@ from weft.passes.fitting.calibration import find_vocabulary_size
 from ....model import Model
 from ..inspect.counting import inspect
 from ..source.sources import load_source
-from .corpus import Corpus, Progress, attach_tokenizer
+from .corpus import Corpus, Progress, attach_tokenizer, predicts_masked
 from .runs import MAX_HELD_OUT, read_tokens
 from .trainers import Training, check_trainable, choose_device, open_training
 from .training_settings import TrainingSettings
@@ -172,13 +172,15 @@ def _open_variants(sources: Sequence[str], tokenizer: str | None, corpora: Seque
         if not model.random_init or model.module is None:
             raise WeftError(f"{model.spec} is not an architecture: comparisons train variants from random weights")
         check_trainable(model)
+    if len({predicts_masked(model.graph) for model in loaded}) > 1:
+        raise WeftError("losses of next and of masked tokens cannot be compared: give only decoders, or only encoders")
     first = attach_tokenizer(loaded[0], tokenizer, corpora)
     if first.tokenizer is None:
         return [first, *loaded[1:]]
     with scratch_folder() as folder:
         first.tokenizer(folder)
-        remaining = [replace(attach_tokenizer(model, str(folder), corpora), tokenizer=None) for model in loaded[1:]]
-    return [first, *remaining]
+        remaining = [attach_tokenizer(model, str(folder), corpora) for model in loaded[1:]]
+    return [first, *(replace(model, tokenizer=first.tokenizer) for model in remaining)]
 
 
 def _count_flops(model: Model, settings: TrainingSettings) -> float:

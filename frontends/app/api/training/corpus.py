@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weft.backends.runtime.text.chat import read_special_token
+from weft.backends.runtime.text.tokenizer import Tokenizer as TextTokenizer
 from weft.backends.runtime.text.tokenizer import check_text
 from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array
+from weft.ir.storage import scratch_folder
 from weft.ir.storage.documents import check_regular, open_regular, parse_json, write_json
 from weft.passes.fitting.calibration import ID_FILES, find_vocabulary_size, read_ids
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END = "<|endoftext|>"  # the token after each document, in tokenizers that are trained here
+MASK = "[MASK]"  # the token in place of another that a model should predict, in tokenizers that are trained here
 AT_ONCE = 1 << 22  # characters that are tokenized together
 Progress = Callable[[str, int, int], None]
 
@@ -162,7 +167,8 @@ def attach_tokenizer(model: Model, spec: str | None, corpora: Sequence[Corpus]) 
     trained = spec == "bytes" or spec.startswith("bpe:")
     if spec.startswith("bpe:") and corpora and all(corpus.has_ids for corpus in corpora):
         raise WeftError(f"--tokenizer {spec} is trained on text, and there are token ids only: name a tokenizer.json")
-    tokenizer = _train_tokenizer(spec, corpora) if trained else _read_tokenizer(Path(spec))
+    special = [END, MASK] if predicts_masked(model.graph) else [END]
+    tokenizer = _train_tokenizer(spec, special, corpora) if trained else _read_tokenizer(Path(spec))
     write = (
         partial(_write_tokenizer, tokenizer) if trained or Path(spec).is_file() else partial(copy_tokenizer, Path(spec))
     )
@@ -190,23 +196,55 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         ) from e
 
 
-def _train_tokenizer(spec: str, corpora: Sequence[Corpus]) -> Tokenizer:
+def predicts_masked(graph: Graph) -> bool:
+    """Return whether `graph` is an encoder that predicts masked tokens."""
+    return graph.meta.get("kind") == "encoder" and graph.meta.get("task") == "fill-mask" and "logits" in graph.outputs
+
+
+def find_mask_token(model: Model) -> int:
+    """Return the id of the token in place of another that `model` should predict; raise WeftError if there is none."""
+    with scratch_folder() as folder:
+        if model.tokenizer is not None:
+            model.tokenizer(folder)
+        text = read_special_token(folder, "mask_token")
+        token = None if text is None else TextTokenizer(folder).find_id(text)
+    if token is None:
+        raise WeftError(f"{model.spec} predicts masked tokens, but has no tokenizer with a mask_token: name another")
+    return token
+
+
+def find_special_tokens(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that the tokenizer of `graph` puts before and after a text."""
+    if graph.tokenize is None:
+        return (), ()
+    special, text = map(tuple, graph.tokenize(["", "a"]))
+    length = next((i for i, (a, b) in enumerate(zip(special, text, strict=False)) if a != b), len(special))
+    return special[:length], special[length:]
+
+
+def _train_tokenizer(spec: str, special: Sequence[str], corpora: Sequence[Corpus]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    size = 257 if spec == "bytes" else int(spec[4:]) if spec[4:].isdigit() else 0
-    if size < 257:
-        raise WeftError(f"--tokenizer {spec}: bpe:N needs at least 257 tokens, for all bytes and the end of a text")
+    least = 256 + len(special)
+    size = least if spec == "bytes" else int(spec[4:]) if spec[4:].isdigit() else 0
+    if size < least:
+        raise WeftError(
+            f"--tokenizer {spec}: bpe:N needs at least {least} tokens, for all bytes and {' '.join(special)}"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=spec != "bytes")
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=[END], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, special_tokens=[*special], show_progress=False
+    )
     documents = (document for corpus in corpora if not corpus.has_ids for document in corpus.documents())
-    tokenizer.train_from_iterator(documents if size > 257 else (), trainer)
+    tokenizer.train_from_iterator(documents if size > least else (), trainer)
     return tokenizer
 
 
 def _write_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     tokenizer.save(str(out / VOCABULARY))
-    end = {} if tokenizer.token_to_id(END) is None else {"eos_token": END}
-    write_json(out / CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast", **end})
+    special = {"eos_token": END, "mask_token": MASK}
+    special = {name: token for name, token in special.items() if tokenizer.token_to_id(token) is not None}
+    write_json(out / CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast", **special})

@@ -28,7 +28,7 @@ from ....model import Model, SourceLike
 from ..modules import build_module_graphs, simplify_trainable
 from ..modules import torch as build
 from ..source.sources import load_source
-from .corpus import Corpus, Progress
+from .corpus import Corpus, Progress, find_special_tokens
 from .run_folder import Run, RunFolder, RunState
 from .runs import Hooks, begin_run, check_resumed, identify, run_phases
 from .trainers import check_trainable, choose_device
@@ -233,12 +233,3 @@ def _check_pair(model: Model, original: Model) -> None:
     )
     if first != second:
         raise WeftError(f"{model.description} returns {first}, --against {original.description} {second}: they differ")
-
-
-def find_special_tokens(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids that the tokenizer of `graph` puts before and after a text."""
-    if graph.tokenize is None:
-        return (), ()
-    special, text = map(tuple, graph.tokenize(["", "a"]))
-    length = next((i for i, (a, b) in enumerate(zip(special, text, strict=False)) if a != b), len(special))
-    return special[:length], special[length:]

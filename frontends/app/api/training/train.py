@@ -43,7 +43,8 @@ def train(
     report: Callable[[RunState], None] = lambda state: None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Run:
-    """Train the decoder `source` to predict the next token of `text`, and write the run folder `out`.
+    """Train `source` to predict the next token of `text` (decoders) or masked tokens (encoders with the head fill-mask;
+    `MaskedTokens`), and write the run folder `out`.
 
     The folder is a source for every function and command: the model with the smallest loss on the held-out text.
     Processes that torchrun started share the run (FSDP2).
@@ -59,8 +60,8 @@ def train(
         report: called after every step, in the first process.
 
     Raises:
-        WeftError: if `out` exists, the source is not a decoder of token ids, a text cannot be read or is too short, or
-            the loss is not finite.
+        WeftError: if `out` exists, the source predicts no tokens from token ids, a text cannot be read or is too short,
+            or the loss is not finite.
     """
     folder, hooks = RunFolder(expand_home(out)), Hooks(report, progress, tensorboard)
     folder.check_new()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes.readers import Array
 from weft.passes.analysis.states import has_cache
+from weft.passes.fitting.calibration import find_vocabulary_size
 from weft.passes.fitting.matrices import find_matrices
 
 from ....export.peft_adapter import find_adaptable
@@ -21,6 +22,7 @@ from ....model import Model
 from ..initialization import initialize, learning_rates
 from ..modules import build_module_graphs, map_state_keys, simplify_trainable, with_weights
 from ..modules import torch as build
+from .corpus import find_mask_token, find_special_tokens, predicts_masked
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -43,14 +45,15 @@ def choose_device(device: str) -> str:
 
 
 def check_trainable(model: Model, encoders: bool = False) -> None:
-    """Raise WeftError unless `model` is a decoder of token ids with logits for every token, and without caches, or with
-    `encoders` an encoder of token ids."""
+    """Raise WeftError unless `model` is a decoder of token ids with logits for every token, and without caches, or an
+    encoder of token ids: one that predicts masked tokens, or with `encoders` any."""
     graph, kind = model.graph, model.graph.meta.get("kind", "decoder")
     is_generative = kind == "decoder" and "logits" in graph.outputs and "task" not in graph.meta
-    if not is_generative and not (encoders and kind == "encoder"):
-        kind = "decoder without logits of tokens" if kind == "decoder" else kind
+    if not is_generative and not predicts_masked(graph) and not (encoders and kind == "encoder"):
+        kind = f"{kind} without logits of tokens" if kind in ("decoder", "encoder") else kind
         article = "an" if kind.startswith("e") else "a"
-        raise WeftError(f"{model.spec} is {article} {kind}, and training here needs a decoder, for the next token")
+        needed = "a decoder, for the next token, or an encoder with the head fill-mask, for masked tokens"
+        raise WeftError(f"{model.spec} is {article} {kind}, and training here needs {needed}")
     if has_cache(graph):
         raise WeftError(f"{model.spec} has caches: train the model before the pass kv-cache, and run the pass after it")
     if graph.inputs.keys() - {"input_ids", "position_ids", "attention_mask", "token_type_ids"}:
@@ -94,14 +97,20 @@ def open_training(
     import torch
 
     from weft.backends.torch.training.batches import Windows
-    from weft.backends.torch.training.objectives import NextToken
+    from weft.backends.torch.training.objectives import MaskedTokens, NextToken, Objective
     from weft.backends.torch.training.trainer import Trainer
 
     parts = accelerator.num_processes * settings.accumulate
     if settings.batch % parts:
         raise WeftError(f"a batch of {settings.batch} windows cannot be divided into {parts} equal parts")
     context = settings.context or 0
+    objective: Objective = NextToken()
     windows = Windows(ids, context + 1, context, settings.seed, shift=True)
+    if predicts_masked(model.graph):
+        begin, end = find_special_tokens(model.graph)
+        windows = replace(windows, length=context, begin=begin, end=end)
+        mask, vocab = find_mask_token(model), find_vocabulary_size(model.graph)
+        objective = MaskedTokens(mask, vocab, begin + end, list(model.graph.outputs).index("logits"))
     model, factors = initialize_by(model, settings)
     torch.manual_seed(settings.seed)
     if settings.lora:
@@ -116,10 +125,10 @@ def open_training(
     generated: Any = net  # it has this switch
     generated.checkpointing = settings.checkpointing
     plan = settings.make_plan()
-    trainer = Trainer(accelerator, net, NextToken(), windows, plan, decayed, factors, sharded=student is None)
+    trainer = Trainer(accelerator, net, objective, windows, plan, decayed, factors, sharded=student is None)
     if settings.compiled:
         trainer.net.compile()
-    return Training(trainer, Windows(held_out, context + 1, context), build_graph, student)
+    return Training(trainer, replace(windows, tokens=held_out, shift=False), build_graph, student)
 
 
 def find_low_rank(graph: Graph) -> frozenset[str]:

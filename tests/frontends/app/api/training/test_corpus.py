@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 
 import weft
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft import Attention, Block, Decoder, Encoder, GatedMLP, RMSNorm, RoPE, TaskHead
 from weft.frontends.app.api.training import corpus
-from weft.frontends.app.api.training.corpus import END, Corpus, attach_tokenizer, read_sequence
+from weft.frontends.app.api.training.corpus import (
+    END,
+    Corpus,
+    attach_tokenizer,
+    find_mask_token,
+    find_special_tokens,
+    read_sequence,
+)
 from weft.frontends.model import Model
 from weft.ir.errors import WeftError
 
@@ -36,7 +43,7 @@ def test_plain_text_is_read_whole_in_parts(tmp_path: Path, monkeypatch: pytest.M
     model, sources = with_bytes(tmp_path / "a.txt")
     assert len(list(sources[0].documents())) > 3
     ids = read_sequence(model, sources)
-    tokenizer = corpus._train_tokenizer("bytes", [])
+    tokenizer = corpus._train_tokenizer("bytes", [END], [])
     assert ids.dtype == np.uint16 and tokenizer.decode(ids.tolist()) == text
 
 
@@ -46,7 +53,7 @@ def test_documents_of_json_lines_end_with_the_end_of_text(tmp_path: Path) -> Non
     sources = [Corpus(tmp_path / "a.jsonl", "body")]
     model = attach_tokenizer(architecture(), "bytes", sources)
     (end,) = model.graph.meta["eos_token_ids"]
-    alphabet = corpus._train_tokenizer("bytes", [])
+    alphabet = corpus._train_tokenizer("bytes", [END], [])
     a, b, c = (alphabet.token_to_id(letter) for letter in "abc")
     assert read_sequence(model, sources).tolist() == [a, b, end, c, end]
     with pytest.raises(WeftError, match=r"a\.jsonl, line 1 has no text called 'text', but only body, id: name it with"):
@@ -114,3 +121,19 @@ def test_unreadable_texts_and_tokenizers_are_refused(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(WeftError, match="needs the package datasets"):
         read_sequence(model, [Corpus(tmp_path)])
+
+
+def test_special_tokens_are_those_around_a_text(minilm_folder: Path) -> None:
+    minilm = weft.load_source(minilm_folder)
+    assert find_special_tokens(minilm.graph) == ((101,), (102,)) and find_mask_token(minilm) == 103
+    assert find_special_tokens(architecture().graph) == ((), ())
+    with pytest.raises(WeftError, match="but has no tokenizer with a mask_token: name another"):
+        find_mask_token(with_bytes(BOOK)[0])
+
+
+def test_tokenizers_for_masked_tokens_have_a_mask() -> None:
+    model = weft.load_source(Encoder(64, 32, 1, BLOCK, head=TaskHead("fill-mask")))
+    trained = attach_tokenizer(model, "bytes", [Corpus(BOOK)])
+    assert find_mask_token(trained) == 1 and trained.graph.params["embed.weight"].shape == (258, 32)
+    with pytest.raises(WeftError, match=r"bpe:N needs at least 258 tokens, for all bytes and <\|endoftext\|> \[MASK\]"):
+        attach_tokenizer(model, "bpe:257", [Corpus(BOOK)])

@@ -19,7 +19,7 @@ from weft import DistilSettings
 from weft.backends.torch.training.batches import Windows
 from weft.frontends.app.api.modules import torch as torch_module
 from weft.frontends.app.api.rewrite import rewrite
-from weft.frontends.app.api.training.distil import choose_parameters, find_special_tokens, inherit_weights
+from weft.frontends.app.api.training.distil import choose_parameters, inherit_weights
 from weft.frontends.app.api.training.run_folder import Run, RunState
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
@@ -331,11 +331,6 @@ def test_an_encoder_comes_closer_in_its_outputs(pipeline: str, text: Path) -> No
     )
     with pytest.raises(WeftError, match=r"labels, hidden and top are for decoders: .* is an encoder"):
         distil(rewritten, first, text, "more", labels=1.0, top=64)
-
-
-def test_windows_of_an_encoder_have_the_special_tokens(minilm_folder: Path) -> None:
-    assert find_special_tokens(weft.load_source(minilm_folder).graph) == ((101,), (102,))
-    assert find_special_tokens(original("tied")) == ((), ())
 
 
 def test_without_improvement_no_model_is_written(text: Path) -> None:

@@ -15,11 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 import weft
 from weft import TrainingSettings
+from weft.backends.torch.training.batches import Windows
+from weft.backends.torch.training.objectives import MaskedTokens
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.api.training import runs
 from weft.frontends.app.api.training.run_folder import RunState
@@ -299,7 +303,7 @@ def test_untrainable_sources_are_refused(
         assert not (tmp_path / "out").exists() or "rate" in settings
 
     refuse("not enough for windows of 32", text=tmp_path / "short.txt")
-    refuse("is a encoder|is an encoder", source=tmp_path / "encoder.py")
+    refuse("is an encoder without logits of tokens", source=tmp_path / "encoder.py")
     cached = weft.run_passes(weft.load_source(f"{models}:states").graph, "kv-cache")
     refuse("has caches", source=cached, text=book)
     refuse("which muP initializes differently", source=f"{models}:learned", init="mup")
@@ -315,3 +319,22 @@ def test_untrainable_sources_are_refused(
         weft.train(f"{models}:states", book, tmp_path / "board", SETTINGS, tensorboard=True)
     assert not {"saved", "low", "board"} & {path.name for path in tmp_path.iterdir()}
     assert runs.HELD_OUT == 20
+
+
+def test_encoders_train_on_masked_tokens_as_in_transformers(book: Path, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(**sizes, intermediate_size=64, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    torch.manual_seed(0)
+    bert = BertForMaskedLM(config)
+    bert.save_pretrained(tmp_path / "bert")
+    settings = replace(SETTINGS, steps=40, rate=5e-3, accumulate=1)
+    run = weft.train(tmp_path / "bert", book, tmp_path / "run", settings, tokenizer="bytes")
+    ids = np.load(tmp_path / "run" / "tokens.npy")
+    windows = Windows(ids, 32, 32, shift=True).draw(0, 4).windows
+    hidden, targets = MaskedTokens(1, 300).hide(windows)
+    loss = bert(hidden, labels=torch.where(targets < 0, -100, targets)).loss
+    assert float(rows(tmp_path / "run")[0]["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    assert run.best < run.before - 1
+    weft.compile(tmp_path / "run", tmp_path / "onnx", target="ort-cpu")
+    (likeliest,) = weft.load(tmp_path / "onnx").fill("And th[MASK] king")
+    assert len(likeliest) == 5

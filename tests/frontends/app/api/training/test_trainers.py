@@ -56,7 +56,7 @@ def test_the_graph_of_a_state_dict_has_its_weights() -> None:
 
 def test_models_that_cannot_be_trained_are_refused() -> None:
     encoder = weft.load_source(Encoder(64, 32, 1, Block(Attention(2, causal=False), GatedMLP(32), RMSNorm())))
-    with pytest.raises(WeftError, match="encoder, and training here needs a decoder"):
+    with pytest.raises(WeftError, match="an encoder without logits of tokens, and training here needs a decoder"):
         check_trainable(encoder)
     model = weft.load_source(MODEL)
     with pytest.raises(WeftError, match="has caches: train the model before the pass kv-cache"):
