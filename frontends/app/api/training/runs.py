@@ -154,14 +154,15 @@ def run_phases(
     *,
     limit: int = MAX_HELD_OUT,
     must_improve: bool = False,
+    scale_rate: Callable[[float], float] = lambda loss: 1.0,
     save_more: Callable[[], None] = lambda: None,
 ) -> Run:
     """Run the trainers `phases`, by name, one after the other on one module, from the checkpoint of `folder` if it has
     one. The last phase's objective validates on `limit` windows of `held_out`.
 
     build_model: returns the model of a state_dict of the module. must_improve: only a state that is better than the
-    initial one is written as the best. save_more: called in the first process after the
-    best model is written.
+    initial one is written as the best. scale_rate: returns a factor of the learning rates for the loss before training.
+    save_more: called in the first process after the best model is written.
 
     Raises:
         WeftError: if the checkpoint or the log is damaged, more steps are done than the plan has, or the loss is not
@@ -184,6 +185,8 @@ def run_phases(
         hooks.progress("validating", 0, 1)
         state["before"] = state["last"] = final.validate(held_out, limit)
         state["best"] = state["before"] if must_improve else math.inf
+    for each in trainers:
+        each.plan = replace(each.plan, rate=each.plan.rate * scale_rate(state["before"]))
     log = Log(folder, state["earlier"] + trainers[state["phase"]].step, hooks.tensorboard) if main else None
 
     def write(path: Path, steps: int, loss: float) -> None:

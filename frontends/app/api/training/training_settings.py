@@ -150,14 +150,16 @@ class DistilSettings(TrainingSettings):
     """Settings of `weft.distil`.
 
     train: groups of parameters that train: ``scales`` (of quantized weights), ``norms``, ``biases``, ``changed``
-    (sublayers with a weight that is not the original's), ``all``, patterns of names such as ``layers.*.attn.*``, and
-    ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms and biases of a quantized
-    model; else changed, or all if no weight has changed.
+    (sublayers with an operation or a weight that is not the original's), ``all``, patterns of names such as
+    ``layers.*.attn.*``, and ``lora`` (products of low `rank`, added to all other float matrices). None: scales, norms
+    and biases of a quantized model; else changed, or all if nothing has changed.
     """
 
     batch: int = setting(8, "Windows per step, of all processes; default: 8.", least=1)
     rate: float | None = setting(
-        None, "Peak learning rate of AdamW, relative to the root mean square of each parameter; default: 0.005."
+        None,
+        "Peak learning rate of AdamW, relative to the root mean square of each parameter; default: 0.005, for "
+        "floats less if the divergence is below 0.25 nats.",
     )
     decay: float = setting(0.0, "Weight decay of matrices and tables; default: 0.", least=0)
     train: tuple[str, ...] | None = None

@@ -205,6 +205,8 @@ def test_groups_and_patterns_choose_parameters(words: tuple[str, ...] | None, ex
 def test_choices_for_quantized_and_unchanged_models() -> None:
     first = original("tied")
     assert choose_parameters(first, first).direct == {n for n, p in first.params.items() if not p.recipe.is_constant}
+    windowed = run_passes(first, 'sliding-window{size=4, layers="1"}')
+    assert choose_parameters(windowed, first).direct == {name for name in first.params if "layers.1.attn." in name}
     lora = choose_parameters(first, first, ("lora", "norms"))
     assert "layers.0.attn.q.weight" in lora.low_rank and lora.direct == {n for n in first.params if "norm" in n}
     quantized = choose_parameters(run_passes(first, QUANTIZE), first)

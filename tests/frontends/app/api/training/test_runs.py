@@ -73,3 +73,12 @@ def test_a_run_that_must_improve_writes_no_worse_state(tmp_path: Path, monkeypat
     result, written = run(tmp_path, [1.0, 3.0, math.nan, 2.5, 1.0], monkeypatch, must_improve=True)
     assert result.best == result.before == 1.0 and written == []
     assert not (tmp_path / "run" / "best").exists() and (tmp_path / "run" / "last").exists()
+
+
+def test_rates_follow_the_loss_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = []
+    for number, factor in enumerate((1.0, 0.5)):
+        (tmp_path / str(number)).mkdir()
+        run(tmp_path / str(number), [0.5, 0.4, 0.3, 0.2, 0.1], monkeypatch, scale_rate=lambda loss: factor * 2 * loss)  # noqa: B023
+        rates.append([row["rate"] for row in RunFolder(tmp_path / str(number) / "run").read_log()])
+    np.testing.assert_allclose(rates[1], np.array(rates[0]) / 2)
