@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 from itertools import product
 from typing import Any, TypeVar
 
+import pytest
+
 ALL = os.environ.get("WEFT_TESTS") == "all"
 T = TypeVar("T")
 
@@ -23,3 +25,9 @@ def by_turns(first: Collection[Any], *others: Collection[Any]) -> list[tuple[Any
     if ALL:
         return [(value, *values) for value in firsts for values in rest]
     return [(firsts[i % len(firsts)], *rest[i % len(rest)]) for i in range(max(len(firsts), len(rest)))]
+
+
+def others_long(cases: Iterable[Any], count: int = 1) -> list[Any]:
+    """The first `count` of `cases` as they are, the others with the mark `long`."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*row, marks=() if i < count else pytest.mark.long) for i, row in enumerate(rows)]

@@ -18,7 +18,7 @@ import weft
 from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from weft.ir import interpret
 
-from .sampling import ALL
+from .sampling import ALL, others_long
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 DIM, LENGTH, BATCH, STEPS = 32, 32, 8, 240
@@ -75,7 +75,7 @@ def train(net: torch.nn.Module, codes: torch.Tensor, rate: float, steps: int) ->
     return losses
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", others_long(CASES, 2))
 def test_trained_model_beats_unigrams_and_returns_to_its_graph(name: str, codes: torch.Tensor) -> None:
     model, rate, short = CASES[name]
     net = weft.torch(model)

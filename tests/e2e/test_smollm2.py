@@ -16,7 +16,7 @@ import torch
 import weft
 from weft.backends.runtime.core.generation import Generator
 
-from ..sampling import ALL
+from ..sampling import ALL, others_long
 
 CHUNK = 512 if ALL else 128
 PROMPTS = (1, CHUNK), (7, CHUNK), (64, 50), (CHUNK + 1, CHUNK)  # tokens and chunk: the last two cross it
@@ -95,7 +95,7 @@ def test_kept_blocks_give_the_same_tokens(
     assert len(found) == NEW
 
 
-@pytest.mark.parametrize("chunk", [512, 33, 7])
+@pytest.mark.parametrize("chunk", others_long([7, 512, 33]))
 def test_greedy_tokens_equal_transformers_whatever_the_chunk(
     hf_model: torch.nn.Module, model: Generator, chunk: int
 ) -> None:

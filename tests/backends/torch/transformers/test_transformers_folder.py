@@ -20,7 +20,7 @@ from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, WeftError
 
 from ....lowered import forms
-from ....sampling import ALL, each
+from ....sampling import ALL, each, others_long
 from .folders import (
     COMPETES,
     check_gradients,
@@ -79,7 +79,7 @@ def test_generates_with_every_cache(name: str, tmp_path: Path) -> None:
         assert torch.equal(beams, again)
 
 
-@pytest.mark.parametrize("name", decoders() if ALL else BATCHED[:3:2])
+@pytest.mark.parametrize("name", decoders() if ALL else others_long(BATCHED[2::-2]))
 def test_continuous_batching_generates_greedily(name: str, tmp_path: Path) -> None:
     """Continuous batching, with keys and values in pages."""
     graph = lowered(graph_of(name))

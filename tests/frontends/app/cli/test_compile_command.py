@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ....sampling import each
+from ....sampling import others_long
 from ...command import TINY, WATCHDOG, done, largest_file, refused, start
 
 
@@ -102,7 +102,7 @@ WEIGHTS = {"ort-cpu": "model.onnx.data", "torch": "model.safetensors"}
 
 @pytest.mark.parametrize(
     ("number", "status", "target"),
-    each(2, [(signal.SIGTERM, 143, "ort-cpu"), (signal.SIGINT, 130, "ort-cpu"), (signal.SIGINT, 130, "torch")]),
+    others_long([(signal.SIGTERM, 143, "ort-cpu"), (signal.SIGINT, 130, "ort-cpu"), (signal.SIGINT, 130, "torch")]),
 )
 def test_an_interrupted_compile_leaves_nothing(
     tmp_path: Path, number: signal.Signals, status: int, target: str

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ....sampling import others_long
 from ...command import TINY, done, refused
 
 SHORT = ("--batch", "4", "--context", "16", "--device", "cpu")
@@ -30,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("name", ["q3", "heads"])
+@pytest.mark.parametrize("name", others_long(["heads", "q3"]))
 def test_distil_writes_a_model_closer_to_the_original(name: str, models: Path, tmp_path: Path) -> None:
     options = ("--against", models / "run", "--text", models / "notes.txt", *SHORT, "--rate", "0.02")
     out = done("distil", models / name, *options, "--steps", "40", "-o", tmp_path / "out").stdout.splitlines()

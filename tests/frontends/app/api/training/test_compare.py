@@ -29,6 +29,7 @@ def sources(tmp_path: Path) -> tuple[str, str, Path]:
     return str(heads), str(wide), text
 
 
+@pytest.mark.long
 def test_a_variant_is_trained_as_by_train(sources: tuple[str, str, Path], tmp_path: Path) -> None:
     heads, wide, text = sources
     first, second = weft.compare([heads, wide], text, SETTINGS, seeds=1, tokenizer="bytes")

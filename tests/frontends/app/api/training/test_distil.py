@@ -27,7 +27,7 @@ from weft.ir.recipes.blocks import BlockRecipe, Stored
 from weft.passes import run_passes
 
 from .....passes.library.quantize.checkpoints import in_memory
-from .....sampling import by_turns
+from .....sampling import by_turns, others_long
 from ..test_weights import ExactOptions
 
 VOCAB, CONTEXT = 53, 12
@@ -84,7 +84,7 @@ def distil(
 
 
 @pytest.mark.parametrize(
-    ("name", "prepare"), by_turns(MODELS, ["fold-norm-scale, rotate-residual, rotate-heads, ", ""])
+    ("name", "prepare"), others_long(by_turns(MODELS, ["fold-norm-scale, rotate-residual, rotate-heads, ", ""]))
 )
 def test_a_quantized_model_comes_closer_to_the_original(name: str, prepare: str, text: Path) -> None:
     prepare = "fold-norm-scale, " if prepare and name != "tied" else prepare
@@ -100,7 +100,7 @@ def test_a_quantized_model_comes_closer_to_the_original(name: str, prepare: str,
     assert run.steps == 50
 
 
-@pytest.mark.parametrize("pipeline", ["mha-to-gqa{kv_heads=1}", "prune-layers{layers=[0]}"])
+@pytest.mark.parametrize("pipeline", others_long(["mha-to-gqa{kv_heads=1}", "prune-layers{layers=[0]}"]))
 def test_a_rewritten_model_comes_closer_by_single_layers_and_by_predictions(pipeline: str, text: Path) -> None:
     first = original("tied")
     rewritten = run_passes(first, pipeline)
@@ -152,6 +152,7 @@ def test_an_architecture_with_linear_attention_begins_with_the_weights_that_it_s
     assert run.best < run.before
 
 
+@pytest.mark.long
 def test_only_scales_norms_and_biases_of_a_quantized_model_change(text: Path) -> None:
     for name in MODELS:
         first = original(name)
@@ -217,7 +218,7 @@ def test_choices_for_quantized_and_unchanged_models() -> None:
         choose_parameters(first, first, ("layers.9.*",))
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+@pytest.mark.parametrize("target", others_long(["ort-cpu", "onnx", "torch"]))
 def test_the_result_compiles_to_the_same_values(
     target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +261,7 @@ def stop_at(number: int) -> Callable[[RunState], None]:
     return report
 
 
-@pytest.mark.parametrize("stop", [4, 9])  # in either phase
+@pytest.mark.parametrize("stop", others_long([9, 4]))  # in either phase
 def test_an_interrupted_run_continues_bit_by_bit(stop: int, text: Path) -> None:
     first = original("tied")
     quantized = run_passes(first, QUANTIZE)
@@ -305,7 +306,7 @@ def test_gradients_equal_a_plain_loop(text: Path) -> None:
         assert norms[n] == pytest.approx(float(norm), rel=1e-3)
 
 
-@pytest.mark.parametrize("pipeline", ["mha-to-gqa{kv_heads=1}", QUANTIZE])
+@pytest.mark.parametrize("pipeline", others_long(["mha-to-gqa{kv_heads=1}", QUANTIZE]))
 def test_an_encoder_comes_closer_in_its_outputs(pipeline: str, text: Path) -> None:
     block = weft.Block(weft.Attention(4, causal=False), weft.GatedMLP(48), weft.LayerNorm())
     first = in_memory(weft.Encoder(VOCAB, 32, 2, block, context=64, pooler=True).graph())

@@ -30,7 +30,7 @@ from weft.frontends.app.api.training.run_folder import RunState
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir.errors import WeftError
 
-from .....sampling import ALL
+from .....sampling import ALL, others_long
 
 STEPS = 300 if ALL else 12
 SETTINGS = TrainingSettings(steps=STEPS, batch=4, context=32, accumulate=2, validate_every=STEPS // 2)
@@ -102,7 +102,7 @@ def stop_at(number: int) -> Callable[[RunState], None]:
     return report
 
 
-@pytest.mark.parametrize("name", ["experts", "corrected", "states", "learned", "ranked"])
+@pytest.mark.parametrize("name", others_long(["experts", "states", "corrected", "learned", "ranked"], 2))
 def test_an_interrupted_run_continues_bit_by_bit(name: str, models: Path, book: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     more: dict[str, Any] = {"save_as": f"{models}:signed"} if name == "ranked" else {}
