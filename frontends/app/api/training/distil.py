@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _SUBLAYER = re.compile(r"(.*\.\d+\.[^.]+)\.")
 WORDS = ("scales", "norms", "biases", "changed", "all", "lora")  # names of groups of parameters
 LAYERS = 0.2
-HELD_OUT = 16  # windows of a validation, which runs both models
+HELD_OUT = 4096  # tokens of a validation, which runs both models, but 4 to 16 windows
 RATE = 5e-3  # relative to the size of a parameter (`Student.list_sizes`)
 # Below this divergence the rate of floats falls with it: the noise of steps of 5e-3 raised 0.02 nats to 0.4.
 FAR = 0.25
@@ -156,7 +156,7 @@ def distil(
             settings.validate_every,
             build_model,
             hooks,
-            limit=HELD_OUT,
+            limit=min(max(HELD_OUT // context, 4), 16),
             must_improve=True,
             scale_rate=lambda loss: min(1.0, loss / FAR) if falls else 1.0,
         )
