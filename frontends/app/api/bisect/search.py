@@ -81,10 +81,11 @@ def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, toler
         depends = not {*suspects[0][:1]} - e.trace.find_ancestors([name], e.classes)
         if _repairs(traces, difference, MARGIN * tolerance) and (best is None or depends):
             return difference
-        is_clear = difference.error > MARGIN * tolerance and (name in e.partners or difference.is_explained)
+        is_far = difference.error > MARGIN * tolerance
+        is_clear = is_far and (name in e.partners or difference.is_explained)
         if best is None or (best.cause is None and depends and (is_clear or difference.cause is not None)):
             best = difference
-        if (best.cause is None and is_clear) or time.monotonic() > deadline:
+        if (best.cause is None and is_clear) or (is_far and name in e.partners) or time.monotonic() > deadline:
             break
     is_rounding = best is not None and best.cause is None and best.error <= MARGIN * tolerance
     return None if is_rounding and _compare_outputs(e.trace, o.trace, {}) <= tolerance else best
