@@ -29,7 +29,7 @@ from weft.ir import WeftError, interpret
 from ..backends.onnx.cuda_placement import cuda_problems
 from ..caches import empty_caches
 from ..frontends.formats.weft.sealing import seal_again
-from ..sampling import by_turns, each
+from ..sampling import by_turns, each, others_long
 from ..supported import Errors
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
@@ -146,7 +146,7 @@ def _generated(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> list[li
     return [row[: row.index(stop) + 1] if stop in row else row for row in rows]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", others_long(TARGETS))
 def test_compiled_folders_generate_the_same_tokens(target: str, tmp_path: Path) -> None:
     """The default pipeline, which is checked pass by pass, with logits of the last token only."""
     row = SEQ2SEQ["bart"]

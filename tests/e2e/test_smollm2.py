@@ -106,6 +106,7 @@ def test_greedy_tokens_equal_transformers_whatever_the_chunk(
     assert len(found) == NEW
 
 
+@pytest.mark.long
 def test_padded_batch_equals_separate_prompts(model: Generator) -> None:
     texts = ["Hello", "The capital of France is", "List the first ten prime numbers, then explain why 1 is not one."]
     together = model.generate(texts, max_tokens=NEW // 2)

@@ -67,6 +67,7 @@ def test_prompts_in_pieces_agree_with_one_pass(name: str) -> None:
         assert_close(made, whole.double().numpy(), tolerance(graph_of(name), torch.float32))
 
 
+@pytest.mark.long
 def test_most_dense_models_read_prompts_by_their_step() -> None:
     """So that the test above does not pass by having nothing to do."""
     names = each(5, NAMES)

@@ -19,6 +19,7 @@ from weft.frontends.models.tables.other_types import REFUSED
 from weft.ir import WeftError
 
 from ...e2e.families import COMMON, GQA, ROWS, UNTIED, randomized
+from ...sampling import others_long
 
 
 def renamed(name: str, folder: Path, model_type: str = "mystery") -> Path:
@@ -30,7 +31,7 @@ def renamed(name: str, folder: Path, model_type: str = "mystery") -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [("qwen2-gqa-tied", "qwen2"), ("gemma2", "gemma2"), ("deepseek-v3", "deepseek_v3")]
+    ("name", "family"), others_long([("qwen2-gqa-tied", "qwen2"), ("gemma2", "gemma2"), ("deepseek-v3", "deepseek_v3")])
 )
 def test_the_error_names_the_family_that_reads_all(name: str, family: str, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="model_type 'mystery' is not known") as e:

@@ -58,6 +58,7 @@ def test_writers_norms_and_obstacles_of_a_stream() -> None:
     assert stream.obstacles == ["%total is read by softmax (%soft)"]
 
 
+@pytest.mark.long
 def test_layers_of_published_architectures_have_residual_connections() -> None:
     """Those whose norms, gates, routers or several streams are on the way, too."""
     assert not {name: layers for name in ZOO if (layers := find_layers_without_residual(ZOO[name]()))}

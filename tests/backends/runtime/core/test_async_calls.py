@@ -18,6 +18,7 @@ from weft.backends.runtime.core.async_calls import CallCancelled, call_in_thread
 from weft.backends.runtime.core.generation import GenerateArguments, Generator, StreamArguments
 from weft.ir import WeftError
 
+from ....sampling import others_long
 from ..stacks import PROMPTS, opened, stack, tokens
 from ..sums import SumContext, SumDecoder, continue_sums
 
@@ -74,7 +75,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Generator:
     return opened(folder)
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+@pytest.mark.parametrize("target", others_long(["ort-cpu", "torch"]))
 def test_concurrent_calls_give_the_tokens_of_generate(target: str, tmp_path: Path) -> None:
     weft.compile(stack("hybrid"), tmp_path / "out", target=target, seed=3)
     model = weft.load(tmp_path / "out", "cpu", trust=True)

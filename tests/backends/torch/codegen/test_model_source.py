@@ -56,6 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.long
 def test_source_is_deterministic(folder: Path) -> None:
     for i, name in enumerate(SPREAD):
         assert write_source(lower(ZOO[name]())).text == (folder / f"model_{i}.py").read_text()

@@ -12,6 +12,7 @@ import torch
 from ....e2e.random_models import strong
 from ....lowered import build_module
 from ....passes.zoo_variants import VARIANTS
+from ....sampling import others_long
 from ..generated import assert_close, tolerance
 
 LENGTH = 14
@@ -23,7 +24,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", others_long(MODELS, 2))
 def test_mamba_prompts_in_pieces_agree_with_the_interpreter(
     name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

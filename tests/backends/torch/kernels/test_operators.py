@@ -18,7 +18,7 @@ from weft.backends.torch.kernels.shared.launch import custom_operator
 from weft.backends.torch.lib.quantized import QuantizedLinear, block_linear
 from weft.backends.torch.lib.windows import KeyVisibility, attend
 
-from ....sampling import each
+from ....sampling import each, others_long
 
 
 class Windowed(nn.Module):
@@ -80,7 +80,7 @@ def operators(graph: torch.fx.Graph) -> set[str]:
     return {name.split(".")[1] for name in found if name.startswith("weft.")}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", others_long(CASES, 2))
 @torch.no_grad()
 def test_compiled_models_call_kernels(name: str, device: torch.device) -> None:
     """Whole graphs are captured, with one number of tokens after the other."""

@@ -226,6 +226,7 @@ def source_of(graph: Graph, kind: str) -> str:
     return built.texts[kind]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_code")
 def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     """With a tokenizer, settings of generation, and code that is loaded only if it is trusted."""

@@ -29,6 +29,7 @@ from weft.backends.viz.formats.chart import (
 from weft.backends.viz.formats.style import DARK, LIGHT
 from weft.ir.errors import WeftError
 
+from ....sampling import others_long
 from ..colours import contrast
 
 ORIGINAL = ChartModel("model.gguf", 513 << 20, 0.0, {}, {f"layers.{i}": 32.0 for i in range(30)})
@@ -116,7 +117,7 @@ def test_axes_include_all_losses_and_few_plain_numbers(losses: list[float]) -> N
 
 
 # 17 models have every colour; the layout does not depend on the theme.
-@pytest.mark.parametrize(("count", "dark"), [(1, True), (3, False), (17, False), (17, True)])
+@pytest.mark.parametrize(("count", "dark"), others_long([(17, True), (3, False), (1, True), (17, False)], 2))
 def test_texts_are_legible_and_do_not_overlap(count: int, dark: bool) -> None:
     """No text covers another, all are within the picture, colours differ enough from the paper (WCAG 2.2)."""
     others, paper = make_models(count), (DARK if dark else LIGHT).paper
@@ -155,7 +156,9 @@ def test_names_are_not_read_as_formulas() -> None:
     assert "$x_1$ & <b> · 9.0 MiB" in found and "model.gguf, the original · 513.0 MiB" in found
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("suffix", "magic"), others_long([(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+)
 def test_equal_models_yield_equal_files(suffix: str, magic: bytes) -> None:
     """Not on the time, nor on the user's settings, which remain as they were."""
     layers = {"layers.0": 4.5} if suffix == ".svg" else {}  # whose ids of elements matplotlib draws at random

@@ -287,6 +287,7 @@ def test_search_covers_the_shown_graph(visit: Visit) -> None:
     assert shown.locator("#found").inner_text() == "30 matches"
 
 
+@pytest.mark.long
 def test_pooled_parts_restore_the_picture_of_each_graph(visit: Visit) -> None:
     """A view of the pool is the picture that is drawn of the graph alone."""
     graph = model_of("smollm2-135m").graph
@@ -303,6 +304,7 @@ def test_pooled_parts_restore_the_picture_of_each_graph(visit: Visit) -> None:
             assert theirs == ours
 
 
+@pytest.mark.long
 def test_steps_of_a_large_model_stay_small() -> None:
     """Thirty of 32 layers are to be less than 3 MB; these change every layer, each in another way."""
     pipeline = "fold-norm-scale, pack-qkv, pack-gate-up, fuse-residual-norm, kv-cache, cast{dtype=f16}"

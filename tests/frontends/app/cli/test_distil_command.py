@@ -60,6 +60,7 @@ def test_two_processes_reach_the_losses_of_one(models: Path, warm: dict[str, str
     assert len(logs[0]) == 6 and process.stdout.count("written; try") == 1
 
 
+@pytest.mark.long
 def test_heal_is_an_earlier_name(models: Path, tmp_path: Path) -> None:
     options = ("--against", models / "run", "--text", models / "notes.txt", *SHORT, "--steps", "20", "--rate", "0.02")
     done("heal", models / "q3", *options, "-o", tmp_path / "out")

@@ -119,6 +119,7 @@ def test_run_searches_with_beams(compiled: Path) -> None:
     assert "stop strings" in refused(*args, "--prompt", "sky", "--stop", "x")
 
 
+@pytest.mark.long
 def test_run_compiles_a_source_first(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = done("run", smollm2_gguf, "--device", "cpu", "--chat", "--prompt", "What is the capital of France?")

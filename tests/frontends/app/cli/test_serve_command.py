@@ -15,6 +15,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from ....sampling import others_long
 from ...command import WATCHDOG, refused, start
 from ..serve.serving import compiled
 
@@ -43,7 +44,7 @@ def serving(*args: str | Path, cwd: Path) -> Iterator[tuple[subprocess.Popen[str
         process.communicate(timeout=WATCHDOG)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", others_long([signal.SIGINT, signal.SIGTERM]))
 def test_server_prints_its_address_and_ends_at_a_signal(folder: Path, tmp_path: Path, number: int) -> None:
     with serving(folder, cwd=tmp_path) as (process, address, lines):
         assert lines == [f"weft: serving tiny at {address}; Ctrl-C ends"]
@@ -68,6 +69,7 @@ def test_api_key_from_the_environment(folder: Path, tmp_path: Path, monkeypatch:
                         client.models.list()
 
 
+@pytest.mark.long
 def test_a_source_is_compiled_for_the_run(tmp_path: Path, minilm_folder: Path) -> None:
     with serving(minilm_folder, "--threads", "1", cwd=tmp_path) as (_, address, lines):
         compiling = f"weft: compiling {minilm_folder} with ONNX Runtime"

@@ -167,6 +167,7 @@ def test_cached_graphs_and_recurrences_are_refused(text: str) -> None:
         run_passes(decoder(Mamba(16)), text)
 
 
+@pytest.mark.long
 def test_caches_have_the_slots_of_windows() -> None:
     found = run_passes(decoder(), "sliding-window{size=3, layers=even}, kv-cache, rolling-buffer", verify=True)
     assert [found.inputs[f"past_key_values.{i}.key"].shape[2] == 3 for i in range(4)] == [True, False, True, False]

@@ -17,7 +17,7 @@ from weft.frontends.app.api.verify.verification import Verification, verify_fold
 from weft.ir import WeftError
 
 from .....passes.library.quantize.checkpoints import USED
-from .....sampling import by_turns, each
+from .....sampling import by_turns, others_long
 from ....command import done
 from ....formats.weft.sealing import seal_again
 from ...llamas import write_llama
@@ -95,7 +95,7 @@ def verified_without_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Veri
     return verified(folder)
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+@pytest.mark.parametrize("target", others_long(["ort-cpu", "torch"]))
 def test_dequantized_values_are_used_where_a_target_stores_them(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +132,7 @@ def test_matrices_that_change_after_they_were_fitted_are_refused(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("target", "part"),
-    each(2, [("ort-cpu", "layers.1.ffn.down"), ("torch", "layers.1.ffn.down"), ("torch", "ffn_norm.weight")]),
+    others_long([("ort-cpu", "layers.1.ffn.down"), ("torch", "layers.1.ffn.down"), ("torch", "ffn_norm.weight")]),
 )
 def test_scaled_channels_are_compared_bit_by_bit(target: str, part: str, tmp_path: Path) -> None:
     """Factors are found again on the text that the model's own tokenizer reads; no code of `int8` is fitted."""

@@ -111,6 +111,7 @@ def test_a_rewritten_model_comes_closer_by_single_layers_and_by_predictions(pipe
     assert log.count("layers") == 25 and log.count("predictions") == 25
 
 
+@pytest.mark.long
 def test_layers_that_return_auxiliary_losses_are_trained_alone(text: Path) -> None:
     block = weft.Block(ATTENTION, weft.MoE(4, 16, 2, router=weft.Router(aux_loss=0.01)), weft.RMSNorm())
     first = in_memory(weft.Decoder(VOCAB, 32, 1, block, context=64).graph())
@@ -118,6 +119,7 @@ def test_layers_that_return_auxiliary_losses_are_trained_alone(text: Path) -> No
     assert run.best < run.before
 
 
+@pytest.mark.long
 def test_parameters_with_equal_initial_values_are_not_tied(text: Path) -> None:
     attention = replace(ATTENTION, qk_norm=weft.RMSNorm())
     student = weft.Decoder(VOCAB, 32, 2, weft.Block(attention, weft.GatedMLP(48), weft.RMSNorm()), context=64)
@@ -134,6 +136,7 @@ def test_layers_of_another_width_are_refused_and_leave_nothing(text: Path) -> No
     distil(narrow, original("tied"), text, layers=0.0)
 
 
+@pytest.mark.long
 def test_an_architecture_with_linear_attention_begins_with_the_weights_that_it_shares(text: Path) -> None:
     first = original("tied")
     block = weft.Block(weft.LinearAttention(4), weft.GatedMLP(48), weft.RMSNorm())
@@ -238,6 +241,7 @@ def test_the_result_compiles_to_the_same_values(
     np.testing.assert_allclose(found, exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
 
 
+@pytest.mark.long
 def test_tied_tables_stay_tied(text: Path) -> None:
     first = original("tied")
     for pipeline in (QUANTIZE, "mha-to-gqa{kv_heads=1}"):

@@ -265,6 +265,7 @@ def test_a_run_whose_source_has_changed_is_refused(models: Path, begun: Path, tm
         weft.resume(run, f"{changed}:states", steps=3, device="cpu")
 
 
+@pytest.mark.long
 def test_a_run_ends_with_a_validation_although_time_passes_between_steps(
     models: Path, book: Path, tmp_path: Path
 ) -> None:

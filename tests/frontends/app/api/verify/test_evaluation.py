@@ -138,6 +138,7 @@ def _embedded(folder: Path, lines: list[str]) -> torch.Tensor:
 # -- the command
 
 
+@pytest.mark.long
 def test_weights_in_fewer_bits_are_scored_beside_folders_of_them(
     llamas: tuple[Path, Path], prose: Path, tmp_path: Path
 ) -> None:
