@@ -17,6 +17,7 @@ from weft.ir.types import dtypes
 from .hypotheses import Region, TrialChange, round_to
 
 SECONDS = 6.0  # after which no further hypotheses are tested
+LATER = 6  # pairs after one of the same name that clearly differs: two exchanged weights show in a value after both
 MARGIN = 10  # times the tolerance: a row that is smaller than its operands has lost up to a digit
 SHOWN = 4  # positions or features that a pattern lists
 WIDEST = 4096  # features of which the rank is computed
@@ -67,6 +68,7 @@ def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, toler
     """
     deadline, e, o = time.monotonic() + SECONDS, traces[first], traces[1 - first]
     best: FirstDifference | None = None
+    later = 0
     suspects, named = (e.find_suspects(), o.find_suspects()), e.find_first_named()
     is_first = named == next((x for x in e.trace.makers if x in {named, *suspects[0][:1]}), None)
     is_hidden = is_first and suspects[0][:1] not in ([], [named])
@@ -85,7 +87,8 @@ def find_difference(traces: tuple[AlignedTrace, AlignedTrace], first: int, toler
         is_clear = is_far and (name in e.partners or difference.is_explained)
         if best is None or (best.cause is None and depends and (is_clear or difference.cause is not None)):
             best = difference
-        if (best.cause is None and is_clear) or (is_far and name in e.partners) or time.monotonic() > deadline:
+        later += later > 0 or (is_far and name in e.partners)
+        if (best.cause is None and is_clear) or later > LATER or time.monotonic() > deadline:
             break
     is_rounding = best is not None and best.cause is None and best.error <= MARGIN * tolerance
     return None if is_rounding and _compare_outputs(e.trace, o.trace, {}) <= tolerance else best

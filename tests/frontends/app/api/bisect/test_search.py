@@ -16,6 +16,7 @@ from weft.frontends.app.api.bisect.search import Array, list_patterns
 from weft.frontends.app.api.bisect.sides import trace_graph
 from weft.frontends.app.api.verify.internals import make_inputs
 
+from .....sampling import others_long
 from .fault_edits import edit_onnx
 from .faults import MODELS, Fault, inject_graph, inject_module, write_model
 from .faults_of_llama import list_llama_faults
@@ -52,10 +53,12 @@ def test_equal_models_do_not_differ(name: str, sides: dict[str, Sides]) -> None:
         assert not found.differs and found.difference is None and 0 <= max(found.errors.values()) < found.tolerance
 
 
-def test_faults_are_found_at_their_operator(sides: dict[str, Sides], tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", others_long(range(3)))
+def test_faults_are_found_at_their_operator(part: int, sides: dict[str, Sides], tmp_path: Path) -> None:
     """Each fault is in one side; the other is the interpreter, ONNX Runtime or transformers, in either order."""
-    faults, missed, unnamed, other_kinds = [*list_llama_faults(), *list_other_faults()], [], [], []
-    for i, fault in enumerate(faults):
+    numbered, missed, unnamed, other_kinds = enumerate([*list_llama_faults(), *list_other_faults()]), [], [], []
+    faults = list(numbered)[part::3]
+    for i, fault in faults:
         faulty, right = inject(fault, sides[fault.model], tmp_path / str(i)), sides[fault.model][fault.against]
         found = bisect(*((faulty, right) if i % 2 else (right, faulty)), ids=IDS)
         if (difference := found.difference) is None:
@@ -68,7 +71,7 @@ def test_faults_are_found_at_their_operator(sides: dict[str, Sides], tmp_path: P
         elif difference.kind not in fault.kinds:
             other_kinds.append(f"{fault}: {difference.kind}, {difference.describe()}")
         assert found.differs
-    assert len(faults) >= 100 and missed == []
+    assert len(faults) >= 34 and missed == []
     assert len(unnamed) <= 0.05 * len(faults), unnamed
     assert len(unnamed + other_kinds) <= 0.1 * len(faults), unnamed + other_kinds
 
