@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 import socket
@@ -49,6 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Select tests by the mark `long`: `make test` runs those without it, `make test-engines` those with it and the
     folder engines/. ``WEFT_TESTS=all`` and ``-m`` select by themselves."""
     items.sort(key=lambda item: item.path.name not in FIRST)
+    for _, cases in itertools.groupby(items, key=lambda item: getattr(item, "function", None)):
+        for item in list(cases)[1::2]:
+            if item.get_closest_marker("halved") is not None:
+                item.add_marker("long")
     if ALL or config.option.markexpr:
         return
     engines = os.environ.get("WEFT_ENGINES") == "all"

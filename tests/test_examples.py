@@ -31,6 +31,7 @@ def test_example_is_inspected(path: Path) -> None:
     assert not found.unread
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(
     ("path", "target"),
     [

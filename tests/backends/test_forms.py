@@ -26,6 +26,7 @@ STEPS = (
 )
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "target"), each(7, by_turns(ZOO, TARGETS)) if not ALL else by_turns(ZOO, TARGETS))
 def test_building_a_target_leaves_the_graph_unchanged(name: str, target: str) -> None:
     backend, graph = TARGETS[target], ZOO[name]()

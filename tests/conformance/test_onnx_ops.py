@@ -29,6 +29,7 @@ def cases() -> list[object]:
     return found
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("op", "case", "target"), cases())
 def test_case_equals_reference(op: Op, case: Case, target: str) -> None:
     graph, feeds = build_node_graph(op, case, weights=WEIGHTS)

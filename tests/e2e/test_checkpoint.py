@@ -94,6 +94,7 @@ def test_transformers_loads_written_encoder_decoders(name: str, tmp_path: Path) 
     assert np.array_equal(*(answered(net, pairs(row), LENGTH) for net in (again, model)))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(4, ONE_OF_EACH))
 def test_transformers_uses_rewritten_weights(name: str, tmp_path: Path) -> None:
     """Parameters that were changed here, as by training, have the same effect there."""

@@ -68,6 +68,7 @@ def anonymous(model: Model) -> Model:
 # -- nothing rewritten
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(3, PROPOSED))
 def test_family_is_inferred_from_the_graph(name: str, tmp_path: Path) -> None:
     """Without its config, and without rounding: the tensors are those of the checkpoint to the bit, and the config says
@@ -88,6 +89,7 @@ def test_family_is_inferred_from_the_graph(name: str, tmp_path: Path) -> None:
         assert error(reference(loaded(tmp_path / "out"), IDS), reference(model, IDS)) <= 1e-5
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(3, OTHERS.values()))
 def test_families_without_inference_keep_their_config(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
@@ -128,6 +130,7 @@ REWRITTEN = [
 ]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "pipeline", "family"), REWRITTEN)
 def test_exported_rewrites_agree_with_the_graph(name: str, pipeline: str, family: str, tmp_path: Path) -> None:
     ROWS[name].save(tmp_path / "hf")

@@ -65,6 +65,7 @@ def note(errors: Errors, family: str, target: str, way: str, found: float) -> No
     assert found <= TOLERANCE, f"{family} on {target}, {way}: {found:.1e}"
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "target"), sampled(DECODERS))
 def test_decoder_equals_transformers(
     name: str, target: str, errors: Errors, genai: dict[str, bool], tmp_path: Path
@@ -104,6 +105,7 @@ def encoded(source: Path, target: str, arguments: dict[str, np.ndarray], out: Pa
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, arguments), strict=True))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "target"), sampled(ENCODERS))
 def test_encoder_equals_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
     row = ROWS[name]

@@ -39,6 +39,7 @@ def generated(folder: Path, prompt: list[int], length: int = LENGTH) -> list[int
     return [int(t) for t in generator.get_sequence(0)]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_genai_generates_the_tokens_of_transformers(name: str, target: str, tmp_path: Path) -> None:
     row = VARIED[name]

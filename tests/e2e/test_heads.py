@@ -123,6 +123,7 @@ def assert_equal(got: dict[str, np.ndarray], want: dict[str, np.ndarray], mask: 
         assert error(got[name][chosen], value[chosen]) <= 2e-5, name
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "target"), CHOSEN)
 def test_scores_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     model = model_of(name, tmp_path / "hf")

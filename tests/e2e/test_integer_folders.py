@@ -100,6 +100,7 @@ def test_integer_weights_equal_their_dequantized_codes(case: str, tmp_path: Path
             np.testing.assert_array_equal(found, w.numbers[start:stop].astype(np.float32))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("case", "target"), by_turns(CASES, ["ort-cpu", "torch"]))
 def test_kept_codes_give_the_same_logits(case: str, target: str, tmp_path: Path) -> None:
     how, pack, drawn = CASES[case]

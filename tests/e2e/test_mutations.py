@@ -25,6 +25,7 @@ def chosen(name: str) -> list[Case]:
     return [known[i] for i in rng.choice(len(known), FEW, replace=False)]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("family", sorted(FIRST))
 def test_changed_config_key_is_applied_or_refused(family: str) -> None:
     found = {str(case): result(case) for case in chosen(FIRST[family])}

@@ -38,6 +38,7 @@ def check_opset(folder: Path, opset: int) -> None:
         assert model.opset_import[0].version <= opset and {n.domain for n in model.graph.node} == {""}
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "way"), by_turns(DECODERS, WAYS, 9))
 def test_decoders_equal_transformers(name: str, way: tuple[int, str], tmp_path: Path) -> None:
     opset, cache = way

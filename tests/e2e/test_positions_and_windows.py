@@ -192,6 +192,7 @@ def interpreted(graph: Graph) -> np.ndarray:
     return interpret(graph, {name: inputs[name] for name in graph.inputs})["logits"][0]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", CASES)
 def test_rewritten_positions_equal_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]

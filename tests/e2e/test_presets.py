@@ -29,6 +29,7 @@ def cache_numbers(graph: Graph, length: int) -> int:
     return sum(sizes.evaluate(v.type.elements, {"batch": 1, "capacity": length}) for v in pasts)
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(
     ("name", "target"),
     [*((name, "ort-cpu") for name in each(2, PRESETS)), *by_turns(PARTICULAR, ("onnx", "ort-cuda"))],

@@ -47,6 +47,7 @@ def save(name: str, folder: Path, mode: str, normalize: bool) -> Any:
     return model
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu", "torch", "transformers"])
 @pytest.mark.parametrize(
     ("name", "mode", "normalize"),

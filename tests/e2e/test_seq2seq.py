@@ -76,6 +76,7 @@ def _run(session: ort.InferenceSession, known: dict[str, np.ndarray]) -> dict[st
     return dict(zip(names, session.run(None, {i.name: known[i.name] for i in session.get_inputs()}), strict=True))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "target"), sampled(SEQ2SEQ, TARGETS))
 def test_encoder_decoder_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
     row = SEQ2SEQ[name]

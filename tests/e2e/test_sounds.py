@@ -143,6 +143,7 @@ WHISPERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("target", ["ort-cpu", "torch"])
 @pytest.mark.parametrize("name", WHISPERS)
 def test_whisper_prompt_equals_transformers(name: str, target: str, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
         return np.asarray(net(input_ids=torch.from_numpy(ids)).logits.numpy())
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "target"), each(3, by_turns(MULTIMODAL, ["ort-cpu", "torch"])))
 def test_language_models_of_multimodal_folders_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "hf")

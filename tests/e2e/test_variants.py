@@ -168,6 +168,7 @@ def drawn(graph: Graph) -> Graph:
     return graph
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "target"), by_turns([*DECODERS, *IN_ONE_CALL], TARGETS))
 def test_decoder_variants_agree_with_the_interpreter(
     name: str, target: str, tmp_path: Path, rng: np.random.Generator

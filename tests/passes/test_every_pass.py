@@ -160,6 +160,7 @@ def again(applied: Pass, after: Graph) -> str:
     return str(twice)
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", TRIED)
 def test_every_pass_keeps_its_declared_promise(name: str) -> None:
     before, counts, failures = Before(ZOO[name]()), dict[str, int](), list[str]()

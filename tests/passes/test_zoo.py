@@ -21,6 +21,7 @@ def test_zoo_covers_every_family_and_preset() -> None:
     assert {name.partition("/")[2] for name in ZOO if name.startswith("preset/")} == set(PRESETS)
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", TRIED)
 def test_graphs_are_sound_and_tiny(name: str) -> None:
     graph = ZOO[name]()

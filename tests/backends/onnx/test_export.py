@@ -141,6 +141,7 @@ def compiled(model: Decoder | Encoder, dtype: str) -> BuiltModel:
     return lowered(run_passes(model.graph(), f"default, cast{{dtype={dtype}}}"))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_every_op_has_kernels(op: Op, dtype: str) -> None:

@@ -111,6 +111,7 @@ def generated() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("weft_generated_")}
 
 
+@pytest.mark.halved
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
 @pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize("name", each(2, MODELS))

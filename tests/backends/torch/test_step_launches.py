@@ -126,6 +126,7 @@ def counted(launches: Launches, model: Decoder, batch: int, seq: int = 1) -> Cou
     return +launches.found
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "batch"), each(2, itertools.product(MODELS, (1, 8, 64))))
 def test_decode_step_has_few_launches_and_no_synchronization(launches: Launches, name: str, batch: int) -> None:
     """Meta tensors have no values, so a step that asks for one would raise."""

@@ -59,6 +59,7 @@ def read(name: str) -> bool:
     return not reason(name) and hasattr(build_step(graph_of(name), module_of(name)), "reads_prompts")
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(4, NAMES, 1))
 def test_prompts_in_pieces_agree_with_one_pass(name: str) -> None:
     if read(name):

@@ -41,6 +41,7 @@ NARROW = [(n, dtype) for n in TRIED for dtype in (torch.bfloat16, torch.float16)
 LONG = 40  # tokens: operators of torch take other paths for more keys than a register of AVX-512 holds
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(2, TRIED, 1))
 def test_full_pass_agrees_with_the_interpreter(name: str) -> None:
     """The other half of the graphs is tried by the tests below, in parts and whole."""
@@ -65,6 +66,7 @@ def check_double(graph: Graph, module: nn.Module) -> None:
         assert_close(got, want, tolerance(graph, torch.float32))  # angles of RoPE stay in f32
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(2, NAMES))
 def test_cached_calls_agree_with_the_interpreter(name: str) -> None:
     """Chunks and single tokens give what one pass gives; an encoded text is given once."""

@@ -122,6 +122,7 @@ def test_training_a_module_does_not_change_its_graph() -> None:
     assert torch.equal(build_module(graph, dtype=torch.float64).state_dict()["embed.weight"], state["embed.weight"])
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(3, (n for n in TRIED if not n.startswith(("packed/", "cached/", "example/")))))
 def test_trained_weights_of_zoo_modules_return_to_the_graph(name: str) -> None:
     """The parameters of `weft.torch` are those that the graph declares: none folded into another, none left out but

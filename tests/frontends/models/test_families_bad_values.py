@@ -47,6 +47,7 @@ def failure(config: dict[str, Any]) -> str:
     return str(e.value)
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(8, [*ROWS, *SEQ2SEQ]))
 def test_invalid_config_values_are_read_or_refused(name: str) -> None:
     rng = np.random.default_rng(0)

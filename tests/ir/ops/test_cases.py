@@ -126,6 +126,7 @@ def test_one_node_graph_round_trips(op: Op, case: Case) -> None:
     assert parse(str(graph)) == graph
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("op", "case"), WITH_BODY)
 def test_body_is_the_reference(op: Op, case: Case) -> None:
     for seed in range(2):

@@ -80,6 +80,7 @@ def assert_steps(graph: Graph, module: Any) -> None:
         assert_close(got[row], want, tolerance(graph, torch.float32))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(4, (n for n in TRIED if not n.startswith("cached/"))))
 def test_decode_steps_agree_with_a_full_pass(name: str) -> None:
     if reason(name):

@@ -87,6 +87,7 @@ def formula(given: dict[str, Any], more: dict[str, Any]) -> tuple[NDArray[np.flo
     return made * exact(more["gate"]) if "gate" in more else made, state
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("decay", ["", "head", "key"])
 @pytest.mark.parametrize("delta", [False, True])

@@ -61,6 +61,7 @@ def source_of(feeds: dict[str, Any]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(feeds[k]).long() for k, name in names.items()}
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", both_sides())
 def test_encoder_decoders_agree_with_the_interpreter(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)

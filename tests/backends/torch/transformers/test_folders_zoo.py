@@ -66,6 +66,7 @@ def attention_functions(model: Any, graph: Graph) -> list[str]:
     return ["sdpa", "eager"] if model._supports_sdpa else ["eager"]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(4, decoders()))
 def test_zoo_decoders_agree_with_the_interpreter(name: str, tmp_path: Path) -> None:
     source = graph_of(name)

@@ -41,6 +41,7 @@ def refusal(writer: str, folder: Path, out: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_non_finite_weights_are_refused(writer: str, value: float, save: Any, tmp_path: Path) -> None:

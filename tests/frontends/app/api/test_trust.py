@@ -192,6 +192,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_commands_do_not_run_code_of_folders(
     name: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def test_every_architecture_has_a_model() -> None:
     assert set(MODELS) == set(index_tables())
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(
     ("arch", "index"), each(2, [(arch, i) for arch, models in MODELS.items() for i in range(len(models))])
 )

@@ -35,6 +35,7 @@ GRAPHS = [
 COUNTS_SLOTS = GRAPHS[DECODERS.index(Tiny(rope=False, alibi=True))]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("graph", GRAPHS, ids=range(len(GRAPHS)))
 @pytest.mark.parametrize("passes", ["kv-cache, concat-caches", "kv-cache, last-token-logits, concat-caches"])
 def test_growing_caches_equal_caches_with_slots_by_position(graph: Graph, passes: str) -> None:

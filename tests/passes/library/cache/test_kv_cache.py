@@ -26,6 +26,7 @@ def test_rewrites(case: Rewrite) -> None:
     case.check()
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("tiny", DECODERS, ids=str)
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_every_chunking_equals_the_full_pass(tiny: Tiny, fused: bool) -> None:

@@ -14,6 +14,7 @@ from ...zoo import TRIED, ZOO
 from .layers import LAYERS, stream
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(6, TRIED))
 def test_decode_pipeline_is_exact_on_every_graph(name: str) -> None:
     """In float64, pass by pass; what is fused can be told from what it was made of, and done only once."""
