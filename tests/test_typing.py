@@ -82,6 +82,7 @@ def test_stub_names_exist() -> None:
     assert names >= {*weft._HOME, *OPS, "ops", "ir"}
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_stubs_of_ops_have_their_parameters(name: str) -> None:
     """As stubtest compares them: names, order, kinds and defaults."""

@@ -72,6 +72,7 @@ def compiled(graph: Graph, feeds: dict[str, Array], target: str) -> dict[str, Ar
     return dict(zip(names, session.run(None, {k: v for k, v in feeds.items() if k in used}), strict=True))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("target", ["interpreter", "onnx", "ort-cpu"])
 @pytest.mark.parametrize("operator", RULES)
 def test_expressible_cases_agree_with_expected_outputs(operator: str, target: str) -> None:

@@ -59,6 +59,7 @@ def _power_of_two(x: float) -> bool:
     return abs(math.frexp(x)[0]) == 0.5
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(8, DECODERS))
 def test_transformers_loads_written_decoders(name: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")

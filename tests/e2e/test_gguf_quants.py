@@ -80,6 +80,7 @@ def write(path: Path, kind: Type) -> dict[str, np.ndarray]:
     return state
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("kind", SCALES, ids=lambda kind: kind.name)
 def test_quantized_files_agree_with_their_dequantized_values(kind: Type, target: str, tmp_path: Path) -> None:

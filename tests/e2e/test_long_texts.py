@@ -77,6 +77,7 @@ def encoded(model: Any, ids: np.ndarray, mask: np.ndarray) -> torch.Tensor:
     return found
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("on", RUNNERS)
 @pytest.mark.parametrize("name", BIG_BIRD)
 def test_big_bird_equals_transformers(name: str, on: str, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def stepped(graph: Graph, applied: Pass) -> Graph:
     return after
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("seed", each(4, range(150)))
 def test_random_pipelines_keep_graphs_valid_and_exact(seed: int) -> None:
     name, pipeline = drawn(seed)

@@ -70,6 +70,7 @@ def ids(rows: int = 2) -> Tensor:
     return torch.randint(37, (rows, SEQ), generator=torch.Generator().manual_seed(4))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", MODELS)
 def test_window_gradients_agree_with_full_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass makes the blocks of every rule once; all layers whose attention torch has no operator for read them."""

@@ -49,6 +49,7 @@ def saved(folder: Path, family: str, **config: Any) -> Any:
     return model
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("every", [False, True], ids=["last", "every"])
 @pytest.mark.parametrize("options", [{"opset": 17}, {}, {"opset": 17, "cache": "buffer"}, {"cache": "buffer"}], ids=str)
 @pytest.mark.parametrize(("family", "target"), [("Llama", "ort-cpu"), ("Llama", "onnx"), ("Gemma2", "onnx")])

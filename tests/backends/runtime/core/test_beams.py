@@ -49,6 +49,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return theirs, weft.load(folder / "out", threads=1)
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("how", "stop"), each(2, itertools.product(HOWS, STOPS)), ids=str)
 def test_beams_and_scores_equal_transformers(pair: tuple[Any, Any], how: dict[str, Any], stop: list[int]) -> None:
     theirs, ours = pair

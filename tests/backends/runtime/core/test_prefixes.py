@@ -186,6 +186,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return model
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "top_p": 0.95, "seed": 3}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("compact", [True, False])
 def test_answers_with_stored_prefixes_are_the_same(model: Generator, options: dict[str, Any], compact: bool) -> None:

@@ -57,6 +57,7 @@ def answers(model: Generator, prompts: Sequence[list[int]]) -> list[list[int]]:
     return [result.tokens for result in model.generate(prompts, max_tokens=9, chunk=3)]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("most", each(3, [3, 1, 2, 99, 5, EXPERTS]))
 def test_offloaded_experts_give_bit_identical_logits(folder: Path, most: int) -> None:
     """Prompts are read in several chunks, which ask more experts than there is room for."""

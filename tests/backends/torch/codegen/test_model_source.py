@@ -86,6 +86,7 @@ def test_source_imports_torch_only_and_uses_all_definitions(folder: Path) -> Non
         assert defined <= read, f"{path}: {sorted(defined - read)}"
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", SPREAD)
 def test_modules_copy_and_pickle(name: str) -> None:
     module, given = module_of(name), tensors(feeds_of(name))

@@ -88,6 +88,7 @@ def test_decode_steps_agree_with_a_full_pass(name: str) -> None:
     assert_steps(graph_of(name), module_of(name))
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", NARROW)
 def test_decode_steps_in_bf16(name: str) -> None:
     """bf16 weights and caches stay near the interpreter that has the same weights."""

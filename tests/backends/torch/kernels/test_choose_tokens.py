@@ -43,6 +43,7 @@ def tokens(compute: Any, logits: torch.Tensor, numbers: np.ndarray, **way: Any) 
     return [[*row] for row in zip(*found, strict=True)]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("vocab", "way"), each(3, ((vocab, way) for vocab in (1, 37, 2500) for way in WAYS)), ids=str)
 def test_tokens_are_those_of_the_numpy_samplers(device: torch.device, vocab: int, way: dict[str, Any]) -> None:
     logits = 3 * draw(3, vocab, seed=1, dtype=torch.float32, device=device)

@@ -16,6 +16,7 @@ from .op_cases import build_graph, check, examples, write_forward
 B, S = sym("batch"), sym("seq")
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "number", "held", "dtype"), examples("attention"))
 def test_cases_agree_with_the_reference(name: str, number: int, held: bool, dtype: torch.dtype) -> None:
     check(name, number, held, dtype)

@@ -126,6 +126,7 @@ def test_examples_agree_with_the_interpreter(name: str, tmp_path: Path) -> None:
             assert error(in_calls(model, given["input_ids"], (3, 1, 2)), want) <= BOUND
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("name", each(3, encoders()))
 def test_zoo_encoders_agree_with_the_interpreter(name: str, tmp_path: Path) -> None:
     source = graph_of(name)

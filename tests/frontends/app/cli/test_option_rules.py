@@ -284,6 +284,7 @@ def attempt(home: Path) -> Tried:
 PLACES = [(target, kind) for target in TARGETS for kind in KINDS if ALL or (target, kind) not in SLOW]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("option", "place"), each(41, product(tried("compile"), PLACES)))
 def test_compile(attempt: Tried, home: Path, option: str, place: tuple[str, str]) -> None:
     target, kind = place

@@ -32,6 +32,7 @@ def test_rewrites(case: Rewrite) -> None:
     case.check()
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(
     "text",
     [

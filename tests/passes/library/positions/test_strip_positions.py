@@ -54,6 +54,7 @@ def test_rewrites(case: Rewrite) -> None:
     case.check()
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("name", "first"), by_turns(POSITIONED, ["", "pack-qkv, fuse-residual-norm, "]))
 def test_positions_are_removed(name: str, first: str) -> None:
     before = POSITIONED[name]()

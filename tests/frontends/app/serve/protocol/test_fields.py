@@ -78,6 +78,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [  # path, fields, th
 ]
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize(("path", "fields", "param", "code"), WRONG)
 def test_errors_name_the_wrong_field(
     server: Server, path: str, fields: dict[str, Any], param: str | None, code: str
