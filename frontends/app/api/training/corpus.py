@@ -214,7 +214,7 @@ def find_mask_token(model: Model) -> int:
 
 
 def find_special_tokens(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids that the tokenizer of `graph` puts before and after a text."""
+    """Return (ids before, ids after) that the tokenizer of `graph` adds to a text; empty without a tokenizer."""
     if graph.tokenize is None:
         return (), ()
     special, text = map(tuple, graph.tokenize(["", "a"]))

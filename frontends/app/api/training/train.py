@@ -44,7 +44,7 @@ def train(
     progress: Progress = lambda stage, done, total: None,
 ) -> Run:
     """Train `source` to predict the next token of `text` (decoders) or masked tokens (encoders with the head fill-mask;
-    `MaskedTokens`), and write the run folder `out`.
+    Devlin 2018, arXiv 1810.04805), and write the run folder `out`.
 
     The folder is a source for every function and command: the model with the smallest loss on the held-out text.
     Processes that torchrun started share the run (FSDP2).

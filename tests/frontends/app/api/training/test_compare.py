@@ -79,3 +79,17 @@ def test_checkpoints_are_refused(sources: tuple[str, str, Path], tmp_path: Path)
         weft.compare([heads, str(small)], tmp_path / "ids.npy", SETTINGS)
     with pytest.raises(WeftError, match="cannot write a chart"):
         draw_comparison([], tmp_path / "curves.gif")
+
+
+def test_encoders_are_compared_with_encoders_only(sources: tuple[str, str, Path], tmp_path: Path) -> None:
+    heads, _, text = sources
+    block = "Block(Attention(2, causal=False), MLP(16), RMSNorm())"
+    models = (
+        f'{name} = Encoder(300, 16, {n}, {block}, head=TaskHead("fill-mask"))' for name, n in (("a", 1), ("b", 2))
+    )
+    (tmp_path / "bert.py").write_text("\n".join(["from weft import *", *models]))
+    one, two = (f"{tmp_path / 'bert.py'}:{name}" for name in "ab")
+    for variant in weft.compare([one, two], text, replace(SETTINGS, steps=2), seeds=1):
+        assert 4 < variant.losses[0] < 7  # log 300 is 5.7
+    with pytest.raises(WeftError, match="losses of next and of masked tokens cannot be compared"):
+        weft.compare([one, heads], text, SETTINGS)

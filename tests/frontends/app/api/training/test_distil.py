@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,8 @@ from weft import DistilSettings
 from weft.backends.torch.training.batches import Windows
 from weft.frontends.app.api.modules import torch as torch_module
 from weft.frontends.app.api.rewrite import rewrite
-from weft.frontends.app.api.training.distil import choose_parameters, inherit_weights
-from weft.frontends.app.api.training.run_folder import Run, RunState
+from weft.frontends.app.api.training.distil import RATE, choose_parameters, inherit_weights
+from weft.frontends.app.api.training.run_folder import Run, RunFolder, RunState
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import BlockRecipe, Stored
@@ -394,3 +395,13 @@ def test_unsuitable_pairs_are_refused(text: Path) -> None:
         DistilSettings(layers=1)
     with pytest.raises(WeftError, match="is not the folder of a run"):
         weft.distil(quantized, text.parent / "none", SETTINGS, against=first, text=text, resumes=True)
+
+
+def test_without_a_rate_a_model_near_its_original_takes_small_steps(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = original("tied")
+    monkeypatch.setattr(sys.modules[choose_parameters.__module__], "FAR", far := 10.0)
+    run, _ = distil(run_passes(first, "mha-to-gqa{kv_heads=1}"), first, text, rate=None, steps=20, tokens=None)
+    rates = [row["rate"] for row in RunFolder(run.folder).read_log()]
+    assert run.before < far and max(rates) == pytest.approx(RATE * run.before / far, rel=0.1)

@@ -79,6 +79,6 @@ def test_rates_follow_the_loss_before_training(tmp_path: Path, monkeypatch: pyte
     rates = []
     for number, factor in enumerate((1.0, 0.5)):
         (tmp_path / str(number)).mkdir()
-        run(tmp_path / str(number), [0.5, 0.4, 0.3, 0.2, 0.1], monkeypatch, scale_rate=lambda loss: factor * 2 * loss)  # noqa: B023
+        run(tmp_path / str(number), [0.5, 0.4, 0.3, 0.2, 0.1], monkeypatch, scale_rate=factor.__mul__)
         rates.append([row["rate"] for row in RunFolder(tmp_path / str(number) / "run").read_log()])
     np.testing.assert_allclose(rates[1], np.array(rates[0]) / 2)
