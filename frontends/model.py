@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,6 +100,14 @@ class Model(Displayable):
         source = self.graph.meta.get("source")
         path = Path(source["path"]) if isinstance(source, Mapping) and source.get("format") == format else None
         return path if path is not None and path.exists() else None
+
+    def trace(self, text: str | Sequence[int], what: str = "all", layers: Any = "all", **options: Any) -> Any:
+        """Return values inside the model for `text`: attention weights, the residual stream, the logits of layers, …
+        The same as `weft.trace_text`, with the model as its source."""
+        # That module imports this one.
+        return importlib.import_module("weft.frontends.app.api.observe.trace").trace_text(
+            self, text, what, layers, **options
+        )
 
     def _label(self, path: Path) -> str:
         """Return the name of the file `path`, with the prefix adapter{i}/ for files adapter_* of adapter i."""

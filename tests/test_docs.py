@@ -35,7 +35,19 @@ PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
 LONG = (
     *("README", "adapters", "bisect", "certificate", "compile", "deploy", "export", "families", "research", "run"),
-    *("scale", "serve", "surgery", "torch", "training", "transformers", "verify", "viz", "viz-diff", "viz-panels"),
+    *(
+        "scale",
+        "serve",
+        "surgery",
+        "torch",
+        "trace",
+        "training",
+        "transformers",
+        "verify",
+        "viz",
+        "viz-diff",
+        "viz-panels",
+    ),
     "web",
 )
 QUICKEST = INDEX.with_name("ir.md")

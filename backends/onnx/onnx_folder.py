@@ -127,6 +127,8 @@ def find_genai_refusal(graph: Graph) -> str | None:
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
     states = list(find_state_inputs(graph))
+    if not states:
+        return "it has no caches"
     if make_state_records(states):
         return "it supports recurrent states of a few model types only"
     if any(spec.kind is StateKind.INDEX for spec, _, _ in states):

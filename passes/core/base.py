@@ -89,6 +89,7 @@ Purpose = Literal[
     "Exchange parts and grow",
     "Decode",
     "Numbers",
+    "Look inside",
     "Targets",
     "Other",
 ]

@@ -129,6 +129,7 @@ _PUBLIC = {
     "weft.frontends.app.api.inspect.counting": ("inspect",),
     "weft.frontends.app.api.modules": ("state_dict", "torch", "with_weights"),
     "weft.frontends.app.api.draw.notebook": ("show",),
+    "weft.frontends.app.api.observe.trace": ("open_tracer", "trace_text"),
     "weft.frontends.app.api.training.compare": ("compare",),
     "weft.frontends.app.api.training.distil": ("distil", "heal"),
     "weft.frontends.app.api.training.training_settings": ("DistilSettings", "TrainingSettings"),

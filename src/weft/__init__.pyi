@@ -149,6 +149,10 @@ from weft.frontends.app.api.modules import (
 from weft.frontends.app.api.draw.notebook import (
     show as show,
 )
+from weft.frontends.app.api.observe.trace import (
+    open_tracer as open_tracer,
+    trace_text as trace_text,
+)
 from weft.frontends.app.api.training.compare import (
     compare as compare,
 )
@@ -400,6 +404,7 @@ __all__ = [
     "module",
     "named",
     "normal",
+    "open_tracer",
     "param",
     "positions",
     "provided",
@@ -411,6 +416,7 @@ __all__ = [
     "show",
     "silu",
     "state_dict",
+    "trace_text",
     "train",
     "uniform",
     "verify_folder",

@@ -6,17 +6,20 @@ The interpreter runs the references of the ops in float64; attention weights are
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir import Graph, Node, ops
 from weft.ir.errors import WeftError
-from weft.ir.interpreter import interpret, widen
+from weft.ir.interpreter import interpret
 from weft.ir.op import Trait
 from weft.ir.recipes.readers import Array
+from weft.passes.analysis.observed import name_values
+from weft.passes.edits.legalization import is_fused
+from weft.passes.library.fuse.unfuse import Unfuse
+from weft.passes.library.observe.expose import Expose
 
 from .kinds import abbreviate_layers
 
@@ -26,68 +29,11 @@ TEXT_INPUTS = ("input_ids", "position_ids", "attention_mask", "token_type_ids")
 Step = Callable[[int, int], None]  # progress: operations done and total
 
 
-@dataclass
-class Observer:
-    """Observations of a run of `graph`.
-
-    `weights`: attention over full sequences → its weights [heads, queries, keys].
-    `choices`: mixture → expert weights [tokens, experts], 0 for an expert that is not chosen.
-    `arrays`: the inputs of attentions and mixtures, from which the observations are computed.
-    `step`: called with the number of nodes done and in total.
-    """
-
-    graph: Graph
-    step: Step
-    weights: dict[Node, Array] = field(default_factory=dict)
-    choices: dict[Node, Array] = field(default_factory=dict)
-    arrays: dict[Value, Array] = field(default_factory=dict)
-    done: int = 0
-
-    def watch(self, node: Node, outputs: tuple[Array, ...]) -> None:
-        """Record the observations of `node` and report progress; the interpreter calls this after every node."""
-        for value, array in zip(node.outputs, outputs, strict=True):
-            if any(user.op is ops.moe or _is_full_attention(user) for user in value.users):
-                self.arrays[value] = array
-        if _is_full_attention(node):
-            self.weights[node] = compute_attention_weights(node, self._operands(node))
-        elif node.op is ops.moe:
-            combine = self._value(node.operand("combine"))
-            assert combine is not None
-            self.choices[node] = combine.reshape(-1, combine.shape[-1])
-        self.done += 1
-        self.step(self.done, len(self.graph))
-
-    def _operands(self, node: Node) -> dict[str, Array | None]:
-        return {o.name: self._value(v) for o, v in zip(node.op.operands, node.inputs, strict=False)}
-
-    def _value(self, value: Value | None) -> Array | None:
-        if isinstance(value, Param):
-            return widen(np.asarray(value.recipe.evaluate(self.graph.reader)))
-        return None if value is None else self.arrays[value]
-
-
 def _is_full_attention(node: Node) -> bool:
     """Return whether `node` is a softmax attention over full sequences: its batch size is that of an input."""
     if Trait.ATTENTION not in node.op.traits:
         return False
     return node.required_operand("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
-
-
-def compute_attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
-    """Return the attention weights [heads, queries, keys] of the first batch row of an attention.
-
-    They are computed as its output for values that are one-hot vectors. With sinks, weights of a query sum to below 1.
-    """
-    k = operands["k"]
-    assert k is not None
-    keys, attrs = k.shape[1], dict(node.attrs)
-    values = np.tile(np.eye(keys), attrs.get("kv_heads", attrs["heads"]))[None]
-    arguments: dict[str, Any] = {**operands, "v": np.broadcast_to(values, (len(k), *values.shape[1:]))}
-    for table in ("value_table", "value_dim"):
-        arguments |= {table: None} if table in arguments else {}
-        attrs |= {table: None} if table in attrs else {}
-    weights: Array = np.asarray(node.op.reference(**arguments, **attrs))[0]
-    return weights.reshape(len(weights), -1, keys).swapaxes(0, 1)
 
 
 def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str], step: Step) -> dict[str, Any]:
@@ -101,19 +47,40 @@ def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]],
     check_prompt(graph, len(ids))
     row = np.array([ids])
     feeds = dict(zip(TEXT_INPUTS, (row, np.arange(len(ids))[None], np.ones_like(row), np.zeros_like(row)), strict=True))
+    watched, places = expose_choices(graph)
+    count = iter(range(1, len(watched) + 1))
     inputs = {name: feeds[name] for name in graph.inputs}
-    observer = Observer(graph, step)
-    observer.arrays = {value: inputs[name] for name, value in graph.inputs.items()}
-    logits = interpret(graph, inputs, watch=observer.watch).get("logits")
+    outputs = interpret(watched, inputs, watch=lambda node, results: step(next(count), len(watched)))
+    logits = outputs.get("logits")
     return {
         "tokens": [_decode_added(text, ids, i) for i in range(len(ids))],
-        "layers": [_pack_weights(node, weights) for node, weights in observer.weights.items()],
+        "layers": [_pack_weights(n, outputs[name][0]) for name, n in places.items() if n.op is not ops.moe],
         "next": [] if logits is None or not _is_decoder(graph) else _predict_tokens(logits[0], ids, text),
         "experts": [
-            {"where": abbreviate_layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
-            for node, chosen in observer.choices.items()
+            {
+                "where": abbreviate_layers([n.scope]),
+                "at": n.output.name,
+                "counts": (outputs[name].reshape(-1, outputs[name].shape[-1]) != 0).sum(0).tolist(),
+            }
+            for name, n in places.items()
+            if n.op is ops.moe
         ],
     }
+
+
+def expose_choices(graph: Graph) -> tuple[Graph, dict[str, Node]]:
+    """Return `graph` with the attention weights and routes of its layers as outputs, and the node of each by name."""
+    plain = Unfuse().apply_to(graph) if any(map(is_fused, graph.nodes)) else graph
+    nodes = {"attention": list(filter(_is_full_attention, plain.nodes))}
+    nodes["routes"] = [node for node in plain.nodes if node.op is ops.moe]
+    named = {kind: name_values(kind, {node: node.output for node in members}) for kind, members in nodes.items()}
+    watched = (
+        Expose(", ".join(kind for kind, members in nodes.items() if members)).apply_to(plain)
+        if any(nodes.values())
+        else plain
+    )
+    places = {name: v.producer for values in named.values() for name, v in values.items() if name in watched.outputs}
+    return watched, {name: node for name, node in places.items() if node is not None}
 
 
 def check_prompt(graph: Graph, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -97,6 +98,19 @@ def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -
     type=click.IntRange(1),
     help="Truncate an encoder's embedding to this number of features; default: as the model states, or all.",
 )
+@click.option(
+    "--expose",
+    metavar="KINDS",
+    help="Instead of an answer, write values inside the model for the prompt to a .npz file: kinds of the pass expose, "
+    'such as "attention, residual, logits", or all.',
+)
+@click.option("--layers", help="With --expose: only these layers, such as 0-5,8; default: all.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --expose: the file to write; default: trace.npz.",
+)
 @device_option
 @click.option(
     "--experts-on-device",
@@ -117,6 +131,9 @@ def run_command(
     prefix_cache: int | None,
     pairs: tuple[str, ...],
     trust: bool,
+    expose: str | None,
+    layers: str | None,
+    out: Path | None,
     **options: Any,
 ) -> None:
     """Run a compiled folder, or any SOURCE, which is compiled into a temporary folder first.
@@ -136,6 +153,7 @@ def run_command(
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
       weft run reranker/ --prompt "Who wrote Faust?" --pair "Goethe did." --pair "In 1808."   scores of both texts
       weft run whisper/ --sound spectrogram.npy                  an encoder-decoder that reads sound
+      weft run model.gguf --prompt "The sky is" --expose "attention, logits"   values inside the model, as trace.npz
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
       weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts larger than the device's memory
     """
@@ -154,6 +172,11 @@ def run_command(
         prompt = sys.stdin.read().removesuffix("\n")
     for text in (prompt, system, *options["stop"]):
         check_text("the prompt" if text is prompt else repr(text), text or "")
+    if expose is not None:
+        _write_trace(source, prompt if ids is None else ids, expose, layers or "all", out or Path("trace.npz"))
+        return
+    if layers or out:
+        raise click.UsageError(f"{'--layers' if layers else '--out'} needs --expose")
     loading = {name: options.pop(name) for name in (*LOADING, "experts_on_device")}
     embedding = {name: options.pop(name) for name in EMBEDDING}
     options = {name: value for name, value in options.items() if value is not None}
@@ -193,6 +216,24 @@ def run_command(
         (result,) = model.generate([subject], beams=beams, **options)
         echo(result.text if writes_text else ",".join(map(str, result.tokens)))
         echo(format_timing(result), err=True)
+
+
+def _write_trace(source: str, prompt: str | list[int] | None, kinds: str, layers: str, out: Path) -> None:
+    """Write the values of `kinds` inside `source` for `prompt` to the file `out`, and print their names and shapes."""
+    import numpy as np
+
+    from weft.ir.storage import replace_file
+
+    from ..api.observe.trace import trace_text
+
+    if prompt is None:
+        raise click.UsageError("--expose needs --prompt or --ids")
+    traced = trace_text(source, prompt, kinds, layers)
+    for name, array in traced.values.items():
+        echo(f"{name}\t[{', '.join(map(str, array.shape))}]")
+    with replace_file(out) as path, path.open("wb") as file:
+        np.savez(file, allow_pickle=False, ids=np.array(traced.ids), tokens=np.array(traced.tokens), **traced.values)
+    print_note(f"{out} written: {len(traced.ids)} tokens")
 
 
 def _list_defaults(model: Generator, options: dict[str, Any]) -> str:

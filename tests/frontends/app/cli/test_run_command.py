@@ -49,6 +49,20 @@ def test_run_streams_the_answer_and_times_it(compiled: Path) -> None:
     assert "4 prompt tokens" in result.stderr and "then 5 tokens at" in result.stderr
 
 
+def test_run_writes_values_inside_the_model(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "seen.npz"
+    printed = done("run", tiny, "--ids", "3,1,4", "--expose", "attention, residual", "--layers", "0", "-o", out)
+    with np.load(out) as file:
+        assert file["ids"].tolist() == [3, 1, 4]
+        shapes = {name: file[name].shape for name in file.files if name not in ("ids", "tokens")}
+    assert list(shapes) == ["logits", "attention.layers.0.attn", "residual.layers", "residual.layers.0"]
+    assert printed.stdout.splitlines()[1] == f"attention.layers.0.attn\t{list(shapes['attention.layers.0.attn'])}"
+    assert "3 tokens" in printed.stderr
+    refused("run", tiny, "--ids", "3", "--expose", "routes", because="have no routes: leave it out")
+    refused("run", tiny, "--ids", "3", "--layers", "0", because="--layers needs --expose")
+    refused("run", tiny, "--prompt", "what", "--expose", "all", because="has no tokenizer to read a text with")
+
+
 def test_run_reads_a_piped_prompt(compiled: Path) -> None:
     piped = done("run", compiled, "--max-tokens", "5", input="what is the sky\n")
     assert piped.stdout == done("run", compiled, "--max-tokens", "5", "--prompt", "what is the sky").stdout

@@ -1,0 +1,1 @@
+"""Passes that make a model observable: values inside it become outputs, and inputs scale its parts."""
