@@ -41,6 +41,7 @@ hypothesis.settings.load_profile("weft")
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
+HALVED, MANY = ("e2e/", "backends/torch/", "frontends/formats/"), 6
 # Their tests take longest: they begin first, so that no worker ends with one.
 FIRST = ("test_docs.py", "test_offline.py", "test_typing.py")
 
@@ -48,11 +49,17 @@ FIRST = ("test_docs.py", "test_offline.py", "test_typing.py")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select tests by the mark `long`: `make test` runs those without it, `make test-engines` those with it and the
-    folder engines/. ``WEFT_TESTS=all`` and ``-m`` select by themselves."""
+    folder engines/. ``WEFT_TESTS=all`` and ``-m`` select by themselves.
+
+    Functions with the mark `halved`, and those in `HALVED` with many cases, run every second case in `make test`, or
+    every third if both apply."""
     items.sort(key=lambda item: item.path.name not in FIRST)
-    for _, cases in itertools.groupby(items, key=lambda item: getattr(item, "function", None)):
-        for item in list(cases)[1::2]:
-            if item.get_closest_marker("halved") is not None:
+    for _, group in itertools.groupby(items, key=lambda item: getattr(item, "function", None)):
+        cases = list(group)
+        many = len(cases) >= MANY and cases[0].path.relative_to(ROOT / "tests").as_posix().startswith(HALVED)
+        step = 1 + many + (cases[0].get_closest_marker("halved") is not None)
+        for i, item in enumerate(cases):
+            if i % step:
                 item.add_marker("long")
     if ALL or config.option.markexpr:
         return

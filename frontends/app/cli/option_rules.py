@@ -33,7 +33,7 @@ APPLIES = (  # options of `weft run`, their effects, and the kinds of models wit
 )
 _VARIANTS = "models pipelines weights adapters"
 NEEDS = {  # by command and option: other options, one of which must also be given
-    "run": {"system": "chat"},
+    "run": {"system": "chat", "layers": "expose", "out": "expose"},
     "opt": {"trace": "passes", "verify": "passes", "dump_ir": "passes"},
     "export": {"trace": "passes"},
     "compare": {"theme": "plot"},
@@ -43,7 +43,15 @@ NEEDS = {  # by command and option: other options, one of which must also be giv
 }
 EXCLUDES = {  # by command and option: other options that must not be given
     "bisect": {"ids": "prompt"},
-    "run": {"ids": "prompt chat", "sound": "prompt ids chat", "pairs": "pooling normalize prompt_name truncate_dim"},
+    "run": {
+        "ids": "prompt chat",
+        "sound": "prompt ids chat",
+        "pairs": "pooling normalize prompt_name truncate_dim",
+        # It runs the source once, in ONNX Runtime on the CPU.
+        "expose": "chat sound pairs max_tokens stop beams assistant pooling normalize prompt_name truncate_dim target "
+        "device threads trust check experts_on_device prefix_cache prompt_lookup_num_tokens seed temperature top_k "
+        "top_p min_p repetition_penalty",
+    },
 }
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from weft.backends.runtime.core.results import Result
     from weft.backends.runtime.ort.ort_encoder import EncoderModel
 
+    from ...model import Model
+
 
 EMBEDDING = ("pooling", "normalize", "prompt_name", "truncate_dim")  # options of an embedding
 
@@ -161,6 +163,8 @@ def run_command(
     from weft.backends.runtime.ort.ort_encoder import EncoderModel
     from weft.backends.runtime.text.tokenizer import check_text
 
+    from ... import load_source
+
     talk = chat and prompt is None and sys.stdin.isatty()
     if prefix_cache is not None and not talk:
         raise click.UsageError("--prefix-cache needs a conversation: --chat without --prompt, on a terminal")
@@ -173,10 +177,9 @@ def run_command(
     for text in (prompt, system, *options["stop"]):
         check_text("the prompt" if text is prompt else repr(text), text or "")
     if expose is not None:
-        _write_trace(source, prompt if ids is None else ids, expose, layers or "all", out or Path("trace.npz"))
+        loaded = load_source(source, adapters=options["adapters"], without=options["without"])
+        _write_trace(loaded, prompt if ids is None else ids, expose, layers or "all", out or Path("trace.npz"))
         return
-    if layers or out:
-        raise click.UsageError(f"{'--layers' if layers else '--out'} needs --expose")
     loading = {name: options.pop(name) for name in (*LOADING, "experts_on_device")}
     embedding = {name: options.pop(name) for name in EMBEDDING}
     options = {name: value for name, value in options.items() if value is not None}
@@ -218,17 +221,18 @@ def run_command(
         echo(format_timing(result), err=True)
 
 
-def _write_trace(source: str, prompt: str | list[int] | None, kinds: str, layers: str, out: Path) -> None:
-    """Write the values of `kinds` inside `source` for `prompt` to the file `out`, and print their names and shapes."""
+def _write_trace(model: Model, prompt: str | list[int] | None, kinds: str, layers: str, out: Path) -> None:
+    """Write the values of `kinds` inside `model` for `prompt` to the file `out`, and print their names and shapes."""
     import numpy as np
 
     from weft.ir.storage import replace_file
 
     from ..api.observe.trace import trace_text
 
-    if prompt is None:
-        raise click.UsageError("--expose needs --prompt or --ids")
-    traced = trace_text(source, prompt, kinds, layers)
+    assert prompt is not None  # it is read from stdin, unless --sound or --chat is given
+    for line in model.notices():
+        print_note(line)
+    traced = trace_text(model, prompt, kinds, layers)
     for name, array in traced.values.items():
         echo(f"{name}\t[{', '.join(map(str, array.shape))}]")
     with replace_file(out) as path, path.open("wb") as file:

@@ -127,6 +127,8 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--prompt-name": ["query"],
         "--truncate-dim": ["3"],
         "--device": "Each device computes the same.",
+        "--expose": "It writes a file in place of an answer.",
+        **dict.fromkeys(("--layers", "--out"), "They need --expose."),
         "--experts-on-device": ["2"],
         "--threads": "Threads change the time alone.",
         **OPENING,

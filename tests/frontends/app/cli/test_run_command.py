@@ -58,9 +58,9 @@ def test_run_writes_values_inside_the_model(tiny: Path, tmp_path: Path) -> None:
     assert list(shapes) == ["logits", "attention.layers.0.attn", "residual.layers", "residual.layers.0"]
     assert printed.stdout.splitlines()[1] == f"attention.layers.0.attn\t{list(shapes['attention.layers.0.attn'])}"
     assert "3 tokens" in printed.stderr
-    refused("run", tiny, "--ids", "3", "--expose", "routes", because="have no routes: leave it out")
-    refused("run", tiny, "--ids", "3", "--layers", "0", because="--layers needs --expose")
-    refused("run", tiny, "--prompt", "what", "--expose", "all", because="has no tokenizer to read a text with")
+    assert "have no routes: leave it out" in refused("run", tiny, "--ids", "3", "--expose", "routes")
+    assert "--layers needs --expose" in refused("run", tiny, "--ids", "3", "--layers", "0")
+    assert "has no tokenizer to read a text with" in refused("run", tiny, "--prompt", "what", "--expose", "all")
 
 
 def test_run_reads_a_piped_prompt(compiled: Path) -> None:
