@@ -102,7 +102,7 @@ test-all: test  ## the same, and every pass checked on every graph that it rewri
 
 test-engines: export WEFT_ENGINES := all
 test-engines: $(ENGINES) $(TRANSFORMERS) $(OTHERS) $(SMOLLM2) $(MINILM) $(CHROMIUM)  ## folders for transformers in the tools that take them, and tests marked long
-	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/engines tests/e2e tests/backends/torch tests/frontends/formats $(shell grep -rl --include='test_*.py' -e 'mark\.long' -e 'mark\.halved' -e others_long tests) $(ARGS)
+	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 kills: $(SETUP)  ## commands killed at random moments: every result must be whole
 	$(BIN)/python -m tests.fuzz.kills --out benchmarks/results/kills.json

@@ -41,7 +41,7 @@ hypothesis.settings.load_profile("weft")
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
-HALVED, MANY = ("e2e/", "backends/torch/", "frontends/formats/"), 6
+HALVED, MANY = ("e2e/", "backends/", "frontends/", "passes/"), 6
 # Their tests take longest: they begin first, so that no worker ends with one.
 FIRST = ("test_docs.py", "test_offline.py", "test_typing.py")
 
