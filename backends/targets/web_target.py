@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -75,8 +75,24 @@ class WebBackend(OnnxBackend):
         return WebFolder(forms, self, length, options, notes)
 
 
+@dataclass(frozen=True)
+class LiveBackend(WebBackend):
+    """The target of the model that a page of `weft viz --live` runs: without caches, and with the weights of the
+    target `web`."""
+
+    layout: str = ""
+    runs: ClassVar[bool] = False
+
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> OnnxFolder:
+        from ..onnx.web.live_folder import LiveFolder
+
+        return LiveFolder(forms, self, length, options, notes)
+
+
+_FACTS = ("ONNX Runtime", "cpu", ("f32", "f16"))
 register(
-    WebBackend(
-        "web", "transformers.js in Node and browsers", "ONNX Runtime", "cpu", ("f32", "f16"), contrib=True, decodes=True
-    )
+    WebBackend("web", "transformers.js in Node and browsers", *_FACTS, contrib=True, decodes=True),
+    LiveBackend("live", "a page of weft viz --live, which runs the model", *_FACTS, contrib=True, decodes=True),
 )

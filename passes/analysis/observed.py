@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Value, WeftError
+from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
 from ..edits.edit import backward_slice
 from .feed_forward import match_feed_forward
 from .layers import LAYER, Layers, parse_layers
+from .residual import find_streams
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,15 @@ def select_layers(graph: Graph, layers: Layers, rule: str) -> list[LayerNodes]:
 
 
 def parse_kinds(what: str, kinds: Iterable[str], rule: str) -> list[str]:
-    """Return the names in a list such as "attention, residual"; [] for "all".
+    """Return the names in a list such as "attention, residual", among them "all".
 
     Raises:
-        WeftError: naming the pass `rule`, if a name is not one of `kinds`.
+        WeftError: naming the pass `rule`, if a name is neither "all" nor one of `kinds`.
     """
     names = [name for part in what.split(",") if (name := part.strip())]
     if unknown := [name for name in names if name not in (*kinds, "all")]:
         raise WeftError(f"{rule}: what={unknown[0]} is unknown: it may list {', '.join(kinds)}, or be all")
-    return [] if "all" in names else names
+    return names
 
 
 def name_values(kind: str, values: Mapping[Node, Value]) -> dict[str, Value]:
@@ -117,6 +118,43 @@ def find_sublayer(name: str) -> str | None:
     match = LAYER.match(name)
     part = name[match.end() :].partition(".")[0] if match else ""
     return f"{match[1]}.{match[2]}.{part}" if match and part else None
+
+
+@dataclass(frozen=True)
+class PartSite:
+    """A `value` [.., features] of a part: `count` elements, such as heads, share its features. A part may have several
+    values, each with a `name` of its own."""
+
+    part: str
+    name: str
+    value: Value
+    count: int
+
+
+def find_sites(kind: str, graph: Graph, layers: Iterable[LayerNodes]) -> list[PartSite]:
+    """Return the parts of `kind` (heads, neurons, experts or sublayers) in `layers`, named ``heads.layers.3.attn``."""
+    nodes = [node for layer in layers for node in layer.nodes]
+    if kind == "heads":
+        named = name_values(kind, {node: node.output for node in nodes if has_heads(node)})
+        return [PartSite(n, n, v, v.producer.attrs["heads"]) for n, v in named.items() if v.producer is not None]
+    if kind == "sublayers":
+        names, written = {layer.name for layer in layers}, dict[str, list[Value]]()
+        for value in (value for stream in find_streams(graph) for value in stream.writers.values()):
+            sublayer = None if value.producer is None else find_sublayer(value.name)
+            if sublayer is not None and sublayer.rpartition(".")[0] in names:
+                written.setdefault(f"{kind}.{sublayer}", []).append(value)
+        return [
+            PartSite(part, part if len(values) == 1 else f"{part}.{value.name.rpartition('.')[2]}", value, 1)
+            for part, values in written.items()
+            for value in values
+        ]
+    of = find_hidden_units if kind == "neurons" else _find_routes
+    named = name_values(kind, {node: units for node in nodes if (units := of(node)) is not None})
+    return [PartSite(name, name, v, v.width) for name, v in named.items()]
+
+
+def _find_routes(node: Node) -> Value | None:
+    return node.operand("combine") if node.op is ops.moe else None
 
 
 def find_head(graph: Graph, layers: Iterable[LayerNodes]) -> tuple[str, list[Node]] | None:

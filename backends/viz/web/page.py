@@ -30,16 +30,16 @@ SCRIPTS = (
     *("numbers", "panels/chart", "panels/attention", "panels/positions", "panels/caches", "panels/experts", "sizes"),
     *("panels/prompt", "diff", "steps", "state"),
 )
-STYLES = ("page", "charts", "diff")
+LIVE_SCRIPTS = tuple(f"live/{name}" for name in ("asking", "text", "layers", "ablate"))  # of a page that runs the model
+STYLES = ("page", "charts", "diff", "live")
 
 
 def render_page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
-    """Return the HTML page of `root` with the keys `opened` open; `more` extends and overrides its data."""
-    return render_shell(
-        root.label.title,
-        encode_json(list_common_data() | list_model_data(root, opened) | {**(more or {})}),
-        format_font_faces(),
-    )
+    """Return the HTML page of `root` with the keys `opened` open; `more` extends and overrides its data. With data
+    called "live", the page runs the model of its folder."""
+    data = list_common_data() | list_model_data(root, opened) | {**(more or {})}
+    scripts = LIVE_SCRIPTS if "live" in data else ()
+    return render_shell(root.label.title, encode_json(data), format_font_faces(), scripts)
 
 
 def list_model_data(root: Shape, opened: Collection[str]) -> dict[str, Any]:
@@ -93,15 +93,16 @@ def encode_json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def render_shell(title: str, data: str, faces: str) -> str:
-    """Return an HTML page with a title, JSON `data` for its scripts, and the CSS rules `faces` of its fonts."""
+def render_shell(title: str, data: str, faces: str, scripts: Sequence[str] = ()) -> str:
+    """Return an HTML page with a title, JSON `data` for its scripts, and the CSS rules `faces` of its fonts; `scripts`
+    are further ones, which run before the last of every page."""
     sheets = [read_resource(f"styles/{name}.css") for name in STYLES]
     borders = style.format_borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
     return render_template(
         "page.html.j2",
         title=title,
         data=data,
-        scripts=[read_resource(f"scripts/{name}.js") for name in SCRIPTS],
+        scripts=[read_resource(f"scripts/{name}.js") for name in (*SCRIPTS[:-1], *scripts, SCRIPTS[-1])],
         style="\n".join([style.format_variables(), *sheets, borders]),
         faces=faces,
     )

@@ -75,6 +75,7 @@ def compile(
     switch_adapters: Sequence[str | Path] = (),
     family: str | None = None,
     without: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     **options: Unpack[OptionKeywords],
 ) -> CompileReport:
@@ -96,6 +97,7 @@ def compile(
             onnxruntime-genai select one of them, or none, at run time.
         family: family of a Hugging Face folder, instead of the one that its config names.
         without: names of parts of the source to leave out, although the model's outputs then change.
+        files: contents of further files to write, by file name.
         progress: called with (name of a pass, done, total), later with ("weights", bytes written, total bytes).
         options: the target's options, as listed by `weft targets NAME`, among them
             ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; doubles the disk space);
@@ -147,6 +149,8 @@ def compile(
             model.tokenizer(folder)
         for each in built:
             each.model.write(folder, step)
+        for name, text in (files or {}).items():
+            (folder / name).write_text(text, encoding="utf-8")
         manifest = build_manifest(main.graph, backend, main.dtype, length, main.pipeline, model, hashes())
         manifest["passes"] = [*model.passes, *(record.json() for record in main.report.records)]
         write_manifest(folder, MANIFEST, manifest | main.model.facts)

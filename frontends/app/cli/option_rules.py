@@ -37,12 +37,14 @@ NEEDS = {  # by command and option: other options, one of which must also be giv
     "opt": {"trace": "passes", "verify": "passes", "dump_ir": "passes"},
     "export": {"trace": "passes"},
     "compare": {"theme": "plot"},
+    "viz": {"javascript": "live", "weights": "live"},
     "certificate": {"moved": "recheck", "trust": "recheck"},
     "eval": {"theme": "plot", "plot": _VARIANTS, "layers": _VARIANTS},
     "inspect": {"target": "weights", "dtype": "parts weights parallel as_json"},
 }
 EXCLUDES = {  # by command and option: other options that must not be given
     "bisect": {"ids": "prompt"},
+    "viz": {"live": "other theme scale trust"},
     "run": {
         "ids": "prompt chat",
         "sound": "prompt ids chat",

@@ -13,7 +13,9 @@ from .terminal import print_note, print_renderable, show_progress
 
 if TYPE_CHECKING:
     from ...model import Model
+    from ..api.draw.drawing import PictureOptions
 
+FORMATS = (".html", ".svg", ".png", ".mmd", ".dot", ".txt")
 PRINTED = (".svg", ".png")
 
 
@@ -43,6 +45,17 @@ PRINTED = (".svg", ".png")
     metavar="TEXT",
     help="Run the model on this text, and show attention weights and predicted next tokens (.html only).",
 )
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Write a folder with the page and the model, which runs in the page; open it from a web server.",
+)
+@click.option(
+    "--javascript",
+    type=click.Path(file_okay=False),
+    help="With --live: a node_modules folder with the scripts to copy; default: ./node_modules, or else a CDN.",
+)
+@click.option("--weights", help="With --live: quantization of the weights, such as int8; default: int4.")
 def viz_command(
     source: str,
     out: Path | None,
@@ -53,6 +66,9 @@ def viz_command(
     scale: float | None,
     trust: bool,
     prompt: str | None,
+    live: bool,
+    javascript: str | None,
+    weights: str | None,
 ) -> None:
     """Draw SOURCE. Repeated layers are drawn once, and the residual stream is a straight line.
 
@@ -68,12 +84,16 @@ def viz_command(
       weft viz model.gguf -o model.png --theme dark --scale 3
       weft viz model.gguf --prompt "The capital of France is"
       weft viz llama3.1-8b --vs mistral-7b              llama3-1-8b-vs-mistral-7b.html
+      weft viz model.gguf --live -o page/               a folder with a page in which the model runs
     """
     from weft.backends.viz.formats.tree import render_tree
 
     from ..api.draw.drawing import PictureOptions
     from ..api.draw.pictures import build_drawing, check_format, draw
 
+    if live:
+        _write_live_page(source, out, PictureOptions(depth, parts), prompt, javascript, weights)
+        return
     if prompt is not None and (other or (out and out.suffix != ".html")):
         raise click.UsageError("--prompt needs the .html page of one model: leave out --vs, and let -o end in .html")
     if str(out) == "-":
@@ -90,6 +110,24 @@ def viz_command(
     subject, page_data = (source, None) if prompt is None else _run_prompt(source, prompt)
     draw(subject, out, depth, parts, vs=other, more=page_data, trust=trust, dark=theme == "dark", scale=scale or 2.0)
     print_note(f"{out} written")
+
+
+def _write_live_page(
+    source: str, out: Path | None, look: PictureOptions, prompt: str | None, javascript: str | None, weights: str | None
+) -> None:
+    """Write the live page of `source` into the folder `out`, and print notes of the compiler."""
+    from ..api.observe.live import TEXT, write_live_page
+
+    folder = out or Path(re.sub(r"\W+", "-", Path(source).stem))
+    if folder.suffix in FORMATS:
+        raise click.UsageError(f"--live writes a folder: let -o name one, not the file {folder}")
+    modules = javascript or ("node_modules" if Path("node_modules/onnxruntime-web").is_dir() else "")
+    text = TEXT if prompt is None else prompt
+    with show_progress(f"reading {source}") as step:
+        report = write_live_page(source, folder, look, text=text, javascript=modules, weights=weights, progress=step)
+    for note in report.notes:
+        print_note(note)
+    print_note(f"{folder} written; to look at it: python -m http.server --directory {folder}")
 
 
 def _run_prompt(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
@@ -19,8 +20,7 @@ from ...analysis.layers import Layers, expand_add_norms
 from ...analysis.observed import (
     LayerNodes,
     find_head,
-    find_hidden_units,
-    has_heads,
+    find_sites,
     list_layers,
     name_values,
     parse_kinds,
@@ -38,8 +38,8 @@ DEFAULT = ("attention", "residual", "logits", "routes", "states")
 class Expose(Pass):
     """Return values inside the model as further outputs, named by kind and place, such as attention.layers.3.attn.
 
-    Kinds are listed by name; "all" means the first five, where the model has them. `layers` selects layers by their
-    number, an encoder's before its decoder's.
+    Kinds are listed by name; "all" means the first five and "everything" every kind, where the model has them.
+    `layers` selects layers by their number, an encoder's before its decoder's.
 
     - attention: weights [batch, heads, seq, keys] of every softmax attention. With sinks, or without a visible key, the
       weights of a query sum to less than 1.
@@ -48,8 +48,8 @@ class Expose(Pass):
       `tokens` chosen, [batch, chosen, vocab] of the tokens in the new input chosen_tokens i64[batch, chosen].
     - routes: the weight of every expert in a token's output, [batch, seq, experts], 0 for experts not chosen.
     - states: the final states of recurrences.
-    - heads: results of heads, before the output projection. neurons: hidden units of feed-forwards. parts: results of
-      all operations in a layer per token, such as parts.layers.3.attn.q.
+    - heads: results of heads, before the output projection. neurons: hidden units of feed-forwards. sublayers: terms
+      added to the residual stream. parts: results of all operations per token, such as parts.layers.3.attn.q.
 
     Kernels that do not return attention weights stay: the weights are computed separately, from the same operands.
 
@@ -90,12 +90,13 @@ class Expose(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         expand_add_norms(graph)
-        kinds = parse_kinds(self.what, EXPOSED, self.name)
+        kinds = parse_kinds(self.what, (*EXPOSED, "everything"), self.name)
         before, layers = set(graph.nodes), select_layers(graph, self.layers, self.name)
         model = _Model(graph, list_layers(graph), layers, self.tokens)
-        for kind in kinds or DEFAULT:
+        groups = {"all": DEFAULT, "everything": tuple(EXPOSED)}
+        for kind in dict.fromkeys(kind for name in kinds for kind in groups.get(name, (name,))):
             exposed = EXPOSED[kind](model)
-            if not exposed and kinds:
+            if not exposed and kind in kinds:
                 raise WeftError(f"expose: the selected layers of graph {graph.name} have no {kind}: leave it out")
             for name, value in exposed.items():
                 if name not in graph.outputs:
@@ -247,13 +248,8 @@ def _emit_final_states(node: Node) -> Sequence[Value]:
         return node.op.emit(*inputs, **node.attrs)[1:]
 
 
-def _expose_heads(model: _Model) -> dict[str, Value]:
-    return name_values("heads", {n: n.output for layer in model.layers for n in layer.nodes if has_heads(n)})
-
-
-def _expose_neurons(model: _Model) -> dict[str, Value]:
-    units = {node: find_hidden_units(node) for layer in model.layers for node in layer.nodes}
-    return name_values("neurons", {node: hidden for node, hidden in units.items() if hidden is not None})
+def _expose_sites(kind: str, model: _Model) -> dict[str, Value]:
+    return {site.name: site.value for site in find_sites(kind, model.graph, model.layers)}
 
 
 def _expose_parts(model: _Model) -> dict[str, Value]:
@@ -269,7 +265,6 @@ EXPOSED: dict[str, Callable[[_Model], dict[str, Value]]] = {
     "logits": _expose_logits,
     "routes": _expose_routes,
     "states": _expose_states,
-    "heads": _expose_heads,
-    "neurons": _expose_neurons,
+    **{kind: partial(_expose_sites, kind) for kind in ("heads", "neurons", "sublayers")},
     "parts": _expose_parts,
 }

@@ -1,12 +1,13 @@
 // The page about a prompt: attention weights of every head, and predicted next tokens.
-const PROMPT = DATA.prompt;
+let PROMPT = DATA.prompt; // on a live page, the newest run of the model
 const look = { layer: 0, head: -1, token: 0 }; // head −1: the mean of all
 
 // Returns the attention weights of a head, or their mean over heads, as a function of query and key.
 function weightsOf(layer) {
-  layer.bytes ??= Uint8Array.from(atob(layer.weights), (c) => c.charCodeAt(0));
   const n = PROMPT.tokens.length, each = layer.causal ? n * (n + 1) / 2 : n * n;
-  const of = (head, q, k) => (layer.causal && k > q ? 0 : layer.bytes[head * each + (layer.causal ? q * (q + 1) / 2 : q * n) + k] / 255);
+  if (!layer.data) layer.bytes ??= Uint8Array.from(atob(layer.weights), (c) => c.charCodeAt(0));
+  const of = layer.data ? (head, q, k) => layer.data[(head * n + q) * n + k]
+    : (head, q, k) => (layer.causal && k > q ? 0 : layer.bytes[head * each + (layer.causal ? q * (q + 1) / 2 : q * n) + k] / 255);
   return (head, q, k) => { if (head >= 0) return of(head, q, k); let sum = 0; for (let h = 0; h < layer.heads; h++) sum += of(h, q, k); return sum / layer.heads; };
 }
 
