@@ -46,6 +46,7 @@ LONG = (
         "verify",
         "viz",
         "viz-diff",
+        "viz-live",
         "viz-panels",
     ),
     "web",

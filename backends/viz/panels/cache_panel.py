@@ -20,7 +20,7 @@ def build_panel(network: Network) -> dict[str, Any] | None:
     "state": the size of recurrent states: [elements in the model's dtype, bytes in other dtypes].
     "same": the name of the variant with this model's sizes, or None. "context": its maximum length in tokens, or None.
     """
-    caches = [(v, kind, _read_heads(v, kind, network)) for v, kind in list_attentions(network) if v.cache is not None]
+    caches = [(v, kind, read_heads(v, kind, network)) for v, kind in list_attentions(network) if v.cache is not None]
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
     if not caches and not any(state):
         return None
@@ -40,7 +40,7 @@ def build_panel(network: Network) -> dict[str, Any] | None:
     }
 
 
-def _read_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
+def read_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
     """Return (features of a key, features of a value) of one head. In latent attention (DeepSeek-V2, 2024) they are the
     widths of its maps [heads · width, latent], for a key plus the rotary features; else the widths of its cache."""
     assert v.cache is not None

@@ -28,18 +28,18 @@ NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "POR
 SCRIPTS = (
     *("base", "repeats", "views", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys"),
     *("numbers", "panels/chart", "panels/attention", "panels/positions", "panels/caches", "panels/experts", "sizes"),
-    *("panels/prompt", "diff", "steps", "state"),
+    *("panels/prompt", "tour", "diff", "steps", "state"),
 )
 LIVE_SCRIPTS = tuple(f"live/{name}" for name in ("asking", "text", "layers", "ablate"))  # of a page that runs the model
-STYLES = ("page", "charts", "diff", "live")
+STYLES = ("page", "charts", "diff", "live", "tour")
 
 
-def render_page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
+def render_page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None, title: str = "") -> str:
     """Return the HTML page of `root` with the keys `opened` open; `more` extends and overrides its data. With data
     called "live", the page runs the model of its folder."""
     data = list_common_data() | list_model_data(root, opened) | {**(more or {})}
     scripts = LIVE_SCRIPTS if "live" in data else ()
-    return render_shell(root.label.title, encode_json(data), format_font_faces(), scripts)
+    return render_shell(title or root.label.title, encode_json(data), format_font_faces(), scripts)
 
 
 def list_model_data(root: Shape, opened: Collection[str]) -> dict[str, Any]:

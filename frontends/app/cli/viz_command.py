@@ -55,6 +55,7 @@ PRINTED = (".svg", ".png")
     type=click.Path(file_okay=False),
     help="With --live: a node_modules folder with the scripts to copy; default: ./node_modules, or else a CDN.",
 )
+@click.option("--tour", is_flag=True, help="Open the page at a tour that explains this model step by step.")
 @click.option("--weights", help="With --live: quantization of the weights, such as int8; default: int4.")
 def viz_command(
     source: str,
@@ -69,6 +70,7 @@ def viz_command(
     live: bool,
     javascript: str | None,
     weights: str | None,
+    tour: bool,
 ) -> None:
     """Draw SOURCE. Repeated layers are drawn once, and the residual stream is a straight line.
 
@@ -92,7 +94,7 @@ def viz_command(
     from ..api.draw.pictures import build_drawing, check_format, draw
 
     if live:
-        _write_live_page(source, out, PictureOptions(depth, parts), prompt, javascript, weights)
+        _write_live_page(source, out, PictureOptions(depth, parts), prompt, javascript, weights, tour)
         return
     if prompt is not None and (other or (out and out.suffix != ".html")):
         raise click.UsageError("--prompt needs the .html page of one model: leave out --vs, and let -o end in .html")
@@ -107,13 +109,22 @@ def viz_command(
         raise click.UsageError(f"--theme is for {' and '.join(PRINTED)}: leave it out for {out.suffix}")
     if scale and out.suffix != ".png":
         raise click.UsageError(f"--scale is for .png: leave it out for {out.suffix}")
-    subject, page_data = (source, None) if prompt is None else _run_prompt(source, prompt)
+    if tour and (other or out.suffix != ".html"):
+        raise click.UsageError("--tour needs the .html page of one model: leave out --vs, and let -o end in .html")
+    subject, page_data = (source, {}) if prompt is None else _run_prompt(source, prompt)
+    page_data |= {"tab": "tour"} if tour else {}
     draw(subject, out, depth, parts, vs=other, more=page_data, trust=trust, dark=theme == "dark", scale=scale or 2.0)
     print_note(f"{out} written")
 
 
 def _write_live_page(
-    source: str, out: Path | None, look: PictureOptions, prompt: str | None, javascript: str | None, weights: str | None
+    source: str,
+    out: Path | None,
+    look: PictureOptions,
+    prompt: str | None,
+    javascript: str | None,
+    weights: str | None,
+    tour: bool,
 ) -> None:
     """Write the live page of `source` into the folder `out`, and print notes of the compiler."""
     from ..api.observe.live import TEXT, write_live_page
@@ -124,13 +135,22 @@ def _write_live_page(
     modules = javascript or ("node_modules" if Path("node_modules/onnxruntime-web").is_dir() else "")
     text = TEXT if prompt is None else prompt
     with show_progress(f"reading {source}") as step:
-        report = write_live_page(source, folder, look, text=text, javascript=modules, weights=weights, progress=step)
+        report = write_live_page(
+            source,
+            folder,
+            look,
+            text=text,
+            tab="tour" if tour else "live",
+            javascript=modules,
+            weights=weights,
+            progress=step,
+        )
     for note in report.notes:
         print_note(note)
     print_note(f"{folder} written; to look at it: python -m http.server --directory {folder}")
 
 
-def _run_prompt(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
+def _run_prompt(source: str, prompt: str) -> tuple[Model | str, dict[str, Any]]:
     """Return the model to draw, and page data with its attention and predictions for a prompt."""
     from ... import load_source
     from ..api.draw.pictures import run_prompt

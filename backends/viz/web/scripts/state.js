@@ -51,7 +51,8 @@ function restore() {
   home();
   for (const more of keepers) more.read(state);
   if (state.get("at") && !go(state.get("at"))) say(`There is no part called ${state.get("at")} in this model.`);
-  if (tabs.has(state.get("tab"))) showTab(state.get("tab"));
+  const tabNow = state.get("tab") ?? (location.hash ? null : DATA.tab);
+  if (tabs.has(tabNow)) showTab(tabNow);
 }
 addEventListener("hashchange", () => { if (location.hash !== written) restore(); });
 
@@ -84,4 +85,6 @@ for (const [kind, [name]] of Object.entries(DATA.kinds)) {
   $("legend").append(el("button", { class: "kind", onpointerenter: on, onpointerleave: off, onfocus: on, onblur: off }, kindMark(kind), name));
 }
 
+$("totals").textContent = DATA.totals ?? "";
+$("totals").hidden = !DATA.totals;
 restore();

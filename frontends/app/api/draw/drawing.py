@@ -49,7 +49,7 @@ class Drawing:
 
     def page(self) -> str:
         """Return the interactive page, as HTML."""
-        return render_page(self.root, self.open_keys, self.more)
+        return render_page(self.root, self.open_keys, self.more, self.sheet.title)
 
     def svg(self) -> str:
         """Return the picture, as SVG."""

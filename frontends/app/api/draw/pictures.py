@@ -17,10 +17,12 @@ from weft.ir.errors import WeftError, unknown_name_error
 from weft.ir.storage import replace_file, scratch_folder
 
 from ....model import Model, SourceLike
+from ..inspect.counting import inspect
 from .comparing import draw_difference
 from .drawable import list_files, load_model, read_network
 from .drawing import Drawing, PictureOptions
 from .fact_sheet import build_fact_sheet, build_short_sheet
+from .tour import build_tour, write_totals
 
 FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
     ".html": lambda drawing: drawing.page(),
@@ -79,8 +81,11 @@ def build_drawing(
         return draw_difference(source, vs, look, trust=trust)
     model = load_model(source)
     network: Network = read_network(source if model is None else model, trust)
-    sheet = build_short_sheet(network) if model is None else build_fact_sheet(model)
-    return Drawing(build_scene(network), sheet, look or PictureOptions())
+    if model is None:
+        return Drawing(build_scene(network), build_short_sheet(network), look or PictureOptions())
+    facts = inspect(model)
+    page_data = {"totals": write_totals(facts), "tour": build_tour(model, network, facts)}
+    return Drawing(build_scene(network), build_fact_sheet(model, facts), look or PictureOptions(), page_data)
 
 
 def run_prompt(model: Model, prompt: str, step: prompts.Step = lambda done, count: None) -> dict[str, Any]:

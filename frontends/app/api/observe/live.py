@@ -31,6 +31,7 @@ def write_live_page(
     look: PictureOptions | None = None,
     *,
     text: str = TEXT,
+    tab: str = "live",
     javascript: str = "",
     dtype: str | None = None,
     weights: str | None = None,
@@ -38,9 +39,9 @@ def write_live_page(
 ) -> CompileReport:
     """Write a folder with the page of `source` and its model, for any static web server; return the compile report.
 
-    `look` has the options of the picture, `text` the first text in the page. `javascript` is a node_modules folder
-    with the scripts to copy; without it the page loads them from a CDN. `dtype` and `weights` are those of `compile`
-    (default: int4 weights).
+    `look` has the options of the picture, `text` the first text in the page, `tab` the tab that it opens at.
+    `javascript` is a node_modules folder with the scripts to copy; without it the page loads them from a CDN. `dtype`
+    and `weights` are those of `compile` (default: int4 weights).
 
     Raises:
         WeftError: if the source has no trained weights or reads anything but one sequence of tokens, or as `compile`.
@@ -53,7 +54,7 @@ def write_live_page(
         raise WeftError(f"a live page runs decoders and encoders of text, and {model.spec} is of kind {kind}")
     page = build_drawing(model, look)
     graph = Unfuse().apply_to(model.graph) if any(map(is_fused, model.graph.nodes)) else model.graph
-    html = replace(page, more={**page.more, "live": {"text": text}}).page()
+    html = replace(page, more={**page.more, "live": {"text": text}, "tab": tab}).page()
     return compile(
         replace(model, graph=graph),
         out,

@@ -1,6 +1,6 @@
 // The page about a prompt: attention weights of every head, and predicted next tokens.
 let PROMPT = DATA.prompt; // on a live page, the newest run of the model
-const look = { layer: 0, head: -1, token: 0 }; // head −1: the mean of all
+const look = { layer: 0, head: -1, token: 0 }; // head −1: the mean of all, −2: the roll-out up to the layer
 
 // Returns the attention weights of a head, or their mean over heads, as a function of query and key.
 function weightsOf(layer) {
@@ -8,11 +8,32 @@ function weightsOf(layer) {
   if (!layer.data) layer.bytes ??= Uint8Array.from(atob(layer.weights), (c) => c.charCodeAt(0));
   const of = layer.data ? (head, q, k) => layer.data[(head * n + q) * n + k]
     : (head, q, k) => (layer.causal && k > q ? 0 : layer.bytes[head * each + (layer.causal ? q * (q + 1) / 2 : q * n) + k] / 255);
-  return (head, q, k) => { if (head >= 0) return of(head, q, k); let sum = 0; for (let h = 0; h < layer.heads; h++) sum += of(h, q, k); return sum / layer.heads; };
+  return (head, q, k) => {
+    if (head === -2) return rollout(layer)[q * n + k];
+    if (head >= 0) return of(head, q, k);
+    let sum = 0;
+    for (let h = 0; h < layer.heads; h++) sum += of(h, q, k);
+    return sum / layer.heads;
+  };
+}
+
+// Returns the attention roll-out after a layer (Abnar 2020): products of the mean weights of all layers so far, half of
+// each replaced by the token itself, as the residual stream keeps it.
+function rollout(layer) {
+  if (layer.rolled) return layer.rolled;
+  const n = PROMPT.tokens.length, place = PROMPT.layers.indexOf(layer), below = place ? rollout(PROMPT.layers[place - 1]) : null;
+  const at = weightsOf(layer), mixed = new Float64Array(n * n), made = below ? new Float64Array(n * n) : mixed;
+  for (let q = 0; q < n; q++) {
+    let sum = 0;
+    for (let k = 0; k < n; k++) sum += mixed[q * n + k] = (at(-1, q, k) + (q === k)) / 2;
+    for (let k = 0; k < n; k++) mixed[q * n + k] /= sum;
+  }
+  if (below) for (let q = 0; q < n; q++) for (let j = 0; j < n; j++) for (let k = 0; k < n; k++) made[q * n + k] += mixed[q * n + j] * below[j * n + k];
+  return layer.rolled = made;
 }
 
 const spelled = (token) => token.replace(/\n/g, "⏎").replace(/\t/g, "⇥");
-const headName = () => (look.head < 0 ? "mean of all heads" : `head ${look.head}`);
+const headName = () => (look.head === -2 ? "roll-out of the layers up to it" : look.head < 0 ? "mean of all heads" : `head ${look.head}`);
 
 if (PROMPT) tab("prompt", "Prompt", () => {
   look.token = Math.min(look.token, PROMPT.tokens.length - 1);
@@ -22,10 +43,10 @@ if (PROMPT) tab("prompt", "Prompt", () => {
 function attentionOf() {
   const layer = PROMPT.layers[look.layer], at = weightsOf(layer), n = PROMPT.tokens.length;
   const slider = el("input", { type: "range", min: 0, max: PROMPT.layers.length - 1, value: look.layer, "aria-label": "Layer", onchange: () => { look.layer = +slider.value; look.head = Math.min(look.head, PROMPT.layers[look.layer].heads - 1); refresh(); } });
-  const heads = [-1, ...Array(layer.heads).keys()].map((h) => {
+  const heads = [-2, -1, ...Array(layer.heads).keys()].map((h) => {
     const small = el("canvas", { width: n, height: n });
     paintHead(small.getContext("2d"), at, h, n);
-    return el("button", { "aria-pressed": h === look.head, title: h < 0 ? "mean of all heads" : `head ${h}`, onclick: () => { look.head = h; refresh(); } }, small, el("span", {}, h < 0 ? "mean" : h));
+    return el("button", { "aria-pressed": h === look.head, title: h === -2 ? "roll-out: where information came from, through all layers so far" : h < 0 ? "mean of all heads" : `head ${h}`, onclick: () => { look.head = h; refresh(); } }, small, el("span", {}, h === -2 ? "roll-out" : h < 0 ? "mean" : h));
   });
   return [head("What a token looks at"), el("div", { class: "choices" }, slider, el("span", {}, `${layer.where}, ${headName()}`), link(layer.at, "show")), el("div", { class: "heads", role: "group", "aria-label": "Heads" }, heads),
     tokensOf(at), heatOf(at, layer), el("p", {}, el("small", {}, "Computed in float64 for this prompt; attention weights are stored in steps of 1/255."))];
