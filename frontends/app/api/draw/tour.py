@@ -1,6 +1,6 @@
 """A tour through a model in a few steps, with its own numbers: for readers who see a transformer for the first time.
 
-texts/tour.md.j2 has a template for each step: a title, paragraphs, formulas (indented) and sources (quoted).
+templates/tour.md.j2 has a template for each step: a title, paragraphs, formulas (indented) and sources (quoted).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _render(name: str, variables: Facts) -> dict[str, Any]:
 @functools.cache
 def _read_texts() -> dict[str, tuple[str, str]]:
     """Return the (title, template) of every step by name."""
-    text = (files(__package__) / "texts" / "tour.md.j2").read_text(encoding="utf-8")
+    text = (files(__package__) / "templates" / "tour.md.j2").read_text(encoding="utf-8")
     parts = re.split(r"^# ([\w-]+): (.+)$", text, flags=re.MULTILINE)[1:]
     return {name: (title, body) for name, title, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)}
 

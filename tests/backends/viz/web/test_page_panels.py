@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page
 
@@ -171,9 +172,9 @@ def test_prompt_panel_shows_weights_predictions_and_loads(visit: Visit) -> None:
     assert all(row[:3] == [0, 0, 0] and all(w > 0 for w in row[3:]) for row in rows)  # a window of 5
     assert all(sum(row) < 1 for row in rows)  # the sinks take some
     heads = shown.locator("#about .heads button")
-    assert heads.count() == 5
-    heads.nth(2).click()
-    assert heads.nth(2).get_attribute("aria-pressed") == "true" and shown.evaluate("look.head") == 1
+    assert heads.count() == 6  # four heads, their mean, and the roll-out
+    heads.nth(3).click()
+    assert heads.nth(3).get_attribute("aria-pressed") == "true" and shown.evaluate("look.head") == 1
     shown.locator("#about .tokens button").nth(4).click()
     said = shown.locator("#about").inner_text()
     assert 'What is expected after " t42"' in said and 'What came, " t17"' in said and "Load of experts" in said
@@ -181,10 +182,21 @@ def test_prompt_panel_shows_weights_predictions_and_loads(visit: Visit) -> None:
     assert shown.evaluate("PROMPT.experts.map((l) => l.counts.reduce((a, b) => a + b))") == [16, 16]
     shown.locator("#about .choices input").first.fill("1")
     assert shown.evaluate("look.layer") == 1
-    shown.locator("#about .heads button").nth(2).focus()
+    shown.locator("#about .heads button").nth(3).focus()
     shown.keyboard.press("Enter")
     assert shown.evaluate("document.activeElement.title") == "head 1"  # the page is made anew, the keyboard stays
     shown.evaluate("setTheme(true)")
+
+
+def test_rollout_is_the_product_of_mean_weights_and_the_residual_stream(visit: Visit) -> None:
+    shown, n = visit(with_prompt()), 8
+    matrix = "(l, h) => [...Array(64).keys()].map((i) => weightsOf(PROMPT.layers[l])(h, Math.floor(i / 8), i % 8))"
+    want = np.eye(n)
+    for layer in (0, 1):
+        mean = np.array(shown.evaluate(f"({matrix})({layer}, -1)")).reshape(n, n)
+        mixed = (mean + np.eye(n)) / 2
+        want = mixed / mixed.sum(1, keepdims=True) @ want
+        np.testing.assert_allclose(np.array(shown.evaluate(f"({matrix})({layer}, -2)")).reshape(n, n), want, atol=1e-12)
 
 
 def test_address_keeps_the_open_panel(visit: Visit) -> None:
