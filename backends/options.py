@@ -48,6 +48,7 @@ class OptionKeywords(TypedDict, total=False):
     keep_blocks: str
     layout: str
     opset: int
+    page: str
     precisions: str
     prepack: bool
     runtime: str

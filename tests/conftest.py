@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import os
@@ -162,6 +163,20 @@ def browser() -> Iterator[Any]:
         made = driver.chromium.launch(executable_path=path, args=["--no-sandbox", *QUIET])
         yield made
         made.close()
+
+
+@pytest.fixture(autouse=True)
+def own_event_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hide the event loop of the browser, which runs until the session ends, from tests that run one of their own."""
+    loop = asyncio._get_running_loop()
+    if loop is None or "browser" in request.fixturenames:
+        yield
+        return
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
 
 
 @pytest.fixture(scope="session")

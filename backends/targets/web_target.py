@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Literal
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -36,6 +36,7 @@ class WebOptions(Options):
     javascript: str = option(
         "", "A node_modules folder with @huggingface/transformers to copy from; default: the page loads it from a CDN"
     )
+    page: Literal["", "live"] = option("", "live: the model and scripts of a page that `weft viz --live` writes")
 
 
 @dataclass(frozen=True)
@@ -67,32 +68,20 @@ class WebBackend(OnnxBackend):
             raise WeftError(f"--precisions {unknown[0]!r} is unknown: choose of {', '.join(PRECISIONS)}")
         return [Variant(replace(self, precision=name), *PRECISIONS[name]) for name in dict.fromkeys(names)]
 
+    def specialize(self, options: Options) -> WebBackend:
+        return replace(self, layout="") if getattr(options, "page", "") == "live" else self
+
     def build(
         self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
     ) -> OnnxFolder:
         from ..onnx.web import WebFolder
-
-        return WebFolder(forms, self, length, options, notes)
-
-
-@dataclass(frozen=True)
-class LiveBackend(WebBackend):
-    """The target of the model that a page of `weft viz --live` runs: without caches, and with the weights of the
-    target `web`."""
-
-    layout: str = ""
-    runs: ClassVar[bool] = False
-
-    def build(
-        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
-    ) -> OnnxFolder:
         from ..onnx.web.live_folder import LiveFolder
 
-        return LiveFolder(forms, self, length, options, notes)
+        return (WebFolder if self.layout else LiveFolder)(forms, self, length, options, notes)
 
 
-_FACTS = ("ONNX Runtime", "cpu", ("f32", "f16"))
 register(
-    WebBackend("web", "transformers.js in Node and browsers", *_FACTS, contrib=True, decodes=True),
-    LiveBackend("live", "a page of weft viz --live, which runs the model", *_FACTS, contrib=True, decodes=True),
+    WebBackend(
+        "web", "transformers.js in Node and browsers", "ONNX Runtime", "cpu", ("f32", "f16"), contrib=True, decodes=True
+    )
 )

@@ -223,6 +223,7 @@ def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
             if not getattr(e, "placed", False):
                 e = WeftError(f"{_describe_location(builder)}: {e}")
                 e.placed = True  # type: ignore[attr-defined]  # only the innermost module adds its name
+                e.site = getattr(self, "__weft_site__", None)  # type: ignore[attr-defined]  # its line, if it has one
             raise e from None
         finally:
             builder.frames.pop()

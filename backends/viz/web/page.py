@@ -28,7 +28,7 @@ NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "POR
 SCRIPTS = (
     *("base", "repeats", "views", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys"),
     *("numbers", "panels/chart", "panels/attention", "panels/positions", "panels/caches", "panels/experts", "sizes"),
-    *("panels/prompt", "tour", "diff", "steps", "state"),
+    *("panels/prompt", "tour", "diff", "steps", "watch", "state"),
 )
 LIVE_SCRIPTS = tuple(f"live/{name}" for name in ("asking", "text", "layers", "ablate"))  # of a page that runs the model
 STYLES = ("page", "charts", "diff", "live", "tour")

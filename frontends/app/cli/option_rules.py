@@ -44,7 +44,10 @@ NEEDS = {  # by command and option: other options, one of which must also be giv
 }
 EXCLUDES = {  # by command and option: other options that must not be given
     "bisect": {"ids": "prompt"},
-    "viz": {"live": "other theme scale trust"},
+    "viz": {
+        "live": "other theme scale trust watch",
+        "watch": "out other theme scale trust prompt tour",
+    },
     "run": {
         "ids": "prompt chat",
         "sound": "prompt ids chat",

@@ -56,6 +56,9 @@ PRINTED = (".svg", ".png")
     help="With --live: a node_modules folder with the scripts to copy; default: ./node_modules, or else a CDN.",
 )
 @click.option("--tour", is_flag=True, help="Open the page at a tour that explains this model step by step.")
+@click.option(
+    "--watch", is_flag=True, help="Serve the page of an architecture file on this machine, and follow the file."
+)
 @click.option("--weights", help="With --live: quantization of the weights, such as int8; default: int4.")
 def viz_command(
     source: str,
@@ -71,6 +74,7 @@ def viz_command(
     javascript: str | None,
     weights: str | None,
     tour: bool,
+    watch: bool,
 ) -> None:
     """Draw SOURCE. Repeated layers are drawn once, and the residual stream is a straight line.
 
@@ -87,12 +91,16 @@ def viz_command(
       weft viz model.gguf --prompt "The capital of France is"
       weft viz llama3.1-8b --vs mistral-7b              llama3-1-8b-vs-mistral-7b.html
       weft viz model.gguf --live -o page/               a folder with a page in which the model runs
+      weft viz model.py --watch                         a page that is drawn again whenever model.py is saved
     """
     from weft.backends.viz.formats.tree import render_tree
 
     from ..api.draw.drawing import PictureOptions
     from ..api.draw.pictures import build_drawing, check_format, draw
 
+    if watch:
+        _watch(source, PictureOptions(depth, parts))
+        return
     if live:
         _write_live_page(source, out, PictureOptions(depth, parts), prompt, javascript, weights, tour)
         return
@@ -115,6 +123,21 @@ def viz_command(
     page_data |= {"tab": "tour"} if tour else {}
     draw(subject, out, depth, parts, vs=other, more=page_data, trust=trust, dark=theme == "dark", scale=scale or 2.0)
     print_note(f"{out} written")
+
+
+def _watch(source: str, look: PictureOptions) -> None:
+    """Serve the page of the architecture file `source` until Ctrl-C."""
+    import threading
+
+    from ..watch.page_server import WatchServer
+    from ..watch.watched import Watched
+
+    server = WatchServer(Watched(source, look))
+    print_note(f"{source} is drawn at {server.address} after every save; Ctrl-C ends")
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        server.close()
 
 
 def _write_live_page(

@@ -8,6 +8,7 @@ let root; // the placed root shape
 let spots = new Map(); // key -> placed shape
 let elements = new Map(); // placed shape or line -> SVG element
 let painted = null; // the area, detail and scale of the last call of `paint`
+const fresh = new Set(); // keys of parts that are new or changed, on a page that follows a file
 let chosen = null; // the key of the part that the panel describes
 let current = null; // the key of the part that has, or last had, keyboard focus
 const at = { k: 1, x: 20, y: 20 }; // scale, and position of the picture's corner in the window
@@ -90,6 +91,7 @@ function mark() {
     const key = thing.shape.key;
     element.classList.toggle("chosen", key === chosen);
     element.classList.toggle("found", matches.has(key));
+    element.classList.toggle("fresh", fresh.has(key));
     element.setAttribute("tabindex", key === current ? 0 : -1);
     element.setAttribute("aria-selected", key === chosen);
   }

@@ -1,4 +1,4 @@
-"""A tour through a model in a few steps, with its own numbers: for readers who see a transformer for the first time.
+"""A tour through a model in a few steps, with its own sizes: for readers who see a transformer for the first time.
 
 templates/tour.md.j2 has a template for each step: a title, paragraphs, formulas (indented) and sources (quoted).
 """

@@ -58,7 +58,8 @@ def write_live_page(
     return compile(
         replace(model, graph=graph),
         out,
-        target="live",
+        target="web",
+        page="live",
         dtype=dtype,
         weights=weights,
         passes=", ".join(map(str, OBSERVED)),

@@ -20,8 +20,9 @@ from weft.ir.errors import WeftError
 from weft.ir.storage.documents import format_error, read_bytes
 
 
-def run_file(path: Path) -> dict[str, Any]:
-    """Run the architecture file at `path`, which may import files next to it, and return the names that it defines.
+def run_file(path: Path, code: bytes | None = None) -> dict[str, Any]:
+    """Run the architecture file at `path`, or `code` in its place, and return the names that it defines. It may import
+    files next to it.
 
     Raise WeftError if there is no such file, or its code fails (with the line).
     """
@@ -30,7 +31,7 @@ def run_file(path: Path) -> dict[str, Any]:
     name = f"weft_source_{path.stem}"
     module = importlib.util.module_from_spec(ModuleSpec(name, None, origin=str(path)))
     module.__file__ = str(path)
-    source, folder = read_bytes(path), str(path.parent.resolve())
+    source, folder = read_bytes(path) if code is None else code, str(path.parent.resolve())
     sys.modules[name] = module  # dataclasses look their module up
     sys.path.insert(0, folder)
     try:
@@ -72,6 +73,8 @@ def guard_user_code(path: Path) -> Iterator[None]:
 def _find_line(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f":{error.lineno}" if error.lineno else ""
-    frames = traceback.walk_tb(error.__traceback__)
-    lines = [line for f, line in frames if os.path.abspath(f.f_code.co_filename) == os.path.abspath(path)]
+    places = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    if (site := getattr(error, "site", None)) is not None:  # where the module that fails was created
+        places.append(site)
+    lines = [line for file, line in places if os.path.abspath(file) == os.path.abspath(path)]
     return f":{lines[-1]}" if lines else ""

@@ -204,11 +204,17 @@ def _make_changed_error(folder: Path, spec: str, names: list[str]) -> WeftError:
     return WeftError(f"{folder}: its source {spec} has changed ({', '.join(names)}): compile it again")
 
 
-def _load_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
+def load_edited(path: Path, name: str | None, code: bytes) -> Model:
+    """Return the model `name` (None: the only one, or `model`) of the architecture file at `path` if its text were
+    `code`. Raise WeftError as `load_source`."""
+    return _load_python(f"{path}:{name}" if name else str(path), path, name, 0, code)
+
+
+def _load_python(spec: str, path: Path, name: str | None, seed: int, code: bytes | None = None) -> Model:
     from .architecture import guard_user_code, run_file
 
     stamps_before = take_stamps([path])
-    namespace = run_file(path)
+    namespace = run_file(path, code)
     with guard_user_code(path):
         models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
     names = ", ".join(models) or "none"

@@ -1,4 +1,4 @@
-"""Folders of target live: the model, its description, and the scripts that run it."""
+"""Folders of target web for live pages: the model, its description, and the scripts that run it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def modules(tmp_path: Path) -> Path:
 
 def test_folders_have_all_that_a_page_loads(modules: Path, tmp_path: Path) -> None:
     save(tmp_path / "hf", "BertForMaskedLM", BERT)
-    report = weft.compile(tmp_path / "hf", tmp_path / "out", target="live", passes=PASSES, javascript=str(modules))
+    report = weft.compile(
+        tmp_path / "hf", tmp_path / "out", target="web", page="live", passes=PASSES, javascript=str(modules)
+    )
     assert report.notes == []
     described = json.loads((tmp_path / "out/live.json").read_text())
     assert (described["kind"], described["vocabulary"], described["context"]) == ("encoder", 40, 32)
@@ -47,7 +49,7 @@ def test_folders_have_all_that_a_page_loads(modules: Path, tmp_path: Path) -> No
 
 def test_without_packages_the_page_loads_them_from_a_cdn(tmp_path: Path) -> None:
     save(tmp_path / "hf", "BertForMaskedLM", BERT)
-    report = weft.compile(tmp_path / "hf", tmp_path / "out", target="live", passes=PASSES)
+    report = weft.compile(tmp_path / "hf", tmp_path / "out", target="web", page="live", passes=PASSES)
     assert report.notes == ["the page loads onnxruntime-web from cdn.jsdelivr.net; see --javascript"]
     described = json.loads((tmp_path / "out/live.json").read_text())
     version = PACKAGES["onnxruntime-web"]
@@ -60,7 +62,9 @@ def test_other_versions_are_refused(modules: Path, tmp_path: Path) -> None:
     save(tmp_path / "hf", "BertForMaskedLM", BERT)
     (modules / "onnxruntime-web/package.json").write_text('{"version": "1.2.3"}')
     with pytest.raises(WeftError, match=r"onnxruntime-web has version 1\.2\.3, but the page is for 1\.31"):
-        weft.compile(tmp_path / "hf", tmp_path / "out", target="live", passes=PASSES, javascript=str(modules))
+        weft.compile(
+            tmp_path / "hf", tmp_path / "out", target="web", page="live", passes=PASSES, javascript=str(modules)
+        )
     with pytest.raises(WeftError, match="nowhere has no onnxruntime-web: run `npm install"):
-        weft.compile(tmp_path / "hf", tmp_path / "out", target="live", passes=PASSES, javascript="nowhere")
+        weft.compile(tmp_path / "hf", tmp_path / "out", target="web", page="live", passes=PASSES, javascript="nowhere")
     assert not (tmp_path / "out").exists()

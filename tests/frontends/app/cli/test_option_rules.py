@@ -73,6 +73,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--layout": ["optimum"],
         "--precisions": ["fp16"],
         "--javascript": ["nowhere"],
+        "--page": ["live"],
         "--keep-blocks": ["all"],
         "--prepack": [],
         "--arithmetic": ["f32"],
