@@ -15,10 +15,9 @@ from typing import Any
 from weft.backends.viz.layout.scene import build_scene
 from weft.backends.viz.model.network import build_network
 from weft.backends.viz.web.page import list_model_data
-from weft.ir import Graph
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import read_bytes
-from weft.passes import all_passes, run_passes
+from weft.passes import all_passes
 from weft.passes.report import Report
 
 from ...model import Model
@@ -27,7 +26,8 @@ from ..api.draw.fact_sheet import build_fact_sheet
 from ..api.draw.tour import build_tour, write_totals
 from ..api.inspect.counting import inspect
 from ..api.inspect.inspection import Inspection
-from ..api.source.sources import load_edited, load_source
+from ..api.rewrite import rewrite
+from ..api.source.sources import load_edited
 from .edits import list_numbers, replace_numbers
 
 CHECKED = 20_000_000  # parameters up to which passes are checked on random weights: more would take long
@@ -48,7 +48,7 @@ class Watched:
             raise WeftError(f"--watch follows an architecture file, such as model.py, not {spec}")
         self.path, self.name = Path(f"{path}.py"), name.removeprefix(":") or None
         self._folder, self._look = f"{self.path.resolve().parent}{os.sep}", look or PictureOptions()
-        self._graph: Graph | None = None  # the newest that could be drawn
+        self._model: Model | None = None  # the newest that could be drawn
         self._values: dict[int, int] = {}
         self._passes: tuple[str, ...] = ()
         self._stamps: dict[Path, int] = {}
@@ -98,15 +98,14 @@ class Watched:
     def _draw(self) -> dict[str, Any]:
         code = read_bytes(self.path)
         model, report = self._load(code, self._values), Report()
-        graph, facts = model.graph, inspect(model)
+        facts = inspect(model)
         if self._passes:
-            graph = run_passes(graph, ", ".join(self._passes), verify=facts.parameters <= CHECKED, report=report)
-            model = load_source(graph)
+            model = rewrite(model, ", ".join(self._passes), verify=facts.parameters <= CHECKED, report=report)
             facts = inspect(model)
-        network = build_network(graph)
+        network = build_network(model.graph)
         page_data = {"totals": write_totals(facts), "tour": build_tour(model, network, facts)}
         self.drawing = drawing = Drawing(build_scene(network), build_fact_sheet(model, facts), self._look, page_data)
-        self._graph = graph
+        self._model = model
         numbers = [
             {**vars(n), "range": n.range, "now": self._values.get(i, n.value)} for i, n in enumerate(list_numbers(code))
         ]
@@ -133,10 +132,10 @@ class Watched:
 
     def list_launches(self) -> list[list[Any]] | str:
         """Return [op, count] of the kernels of a decode step in their order; a sentence if there is none."""
-        if self._graph is None or self._graph.meta.get("kind") != "decoder":
+        if self._model is None or self._model.graph.meta.get("kind") != "decoder":
             return "Only decoders write token by token."
         try:
-            step = run_passes(self._graph, STEP)
+            step = rewrite(self._model, STEP).graph
         except WeftError as error:
             return str(error)
         return [[name, count] for name, count in Counter(node.op.name for node in step.nodes).items()]
