@@ -1,10 +1,10 @@
-// Runs the model of a live page. Messages in: {id, load}, {id, run: {text or ids, inputs, chosen, want}}.
+// Runs the model of a live page. Messages in: {id, load: {quickly}}, {id, run: {text or ids, inputs, chosen, want}}.
 // Messages out: {id, result}, {id, error}, {progress: {loaded, total}}.
 
 const folder = new URL(".", import.meta.url).href;
 let ort, session, tokenizer, model;
 
-async function load({threads}) {
+async function load({threads, quickly}) {
   model = await (await fetch(`${folder}live.json`)).json();
   const at = file => new URL(file, folder).href;
   const [runtime, wasm, files, text] = await Promise.all([
@@ -16,9 +16,9 @@ async function load({threads}) {
   ort.env.logLevel = "error";
   Object.assign(ort.env.wasm, {wasmBinary: wasm, proxy: false,
     numThreads: self.crossOriginIsolated ? threads ?? Math.min(8, navigator.hardwareConcurrency) : 1});
-  // Weights are decoded once: products by codes are slow in WebAssembly.
+  // Products by codes are slow in WebAssembly: weights are decoded, in each run, or once, which takes seconds.
   session = await ort.InferenceSession.create(files[0], {
-    executionProviders: ["wasm"], extra: {session: {disable_quant_qdq: "1"}},
+    executionProviders: ["wasm"], graphOptimizationLevel: quickly ? "disabled" : "extended", extra: {session: {disable_quant_qdq: "1"}},
     externalData: model.data.map((path, i) => ({path, data: files[i + 1]})),
   });
   const inputs = session.inputMetadata.map(({name, type, shape}) => ({name, type, shape}));

@@ -23,7 +23,7 @@ from ..node import MODULES
 
 TEXT = "the cat sat on the mat ."
 ROWS_SHOWN = ("mixtral", "mamba", "gpt-oss")  # experts; recurrences; windows with sinks
-Open = Callable[[Path], Page]
+Open = Callable[..., Page]
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -38,7 +38,7 @@ def visit(browser: Browser) -> Iterator[Open]:
     said: list[str] = []
     page = browser.new_page(viewport={"width": 1440, "height": 900})
 
-    def visit(folder: Path) -> Page:
+    def visit(folder: Path, wait: bool = False) -> Page:
         server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder)))
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -50,6 +50,8 @@ def visit(browser: Browser) -> Iterator[Open]:
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(f"{own}#tab=live")
         page.wait_for_function("live.run || live.error")
+        if wait:
+            page.wait_for_function("live.fast || live.error")
         assert page.evaluate("live.error") == ""
         return page
 
@@ -104,7 +106,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 @pytest.mark.parametrize("name", [*ROWS_SHOWN, "bert"])
 def test_values_are_those_of_traces(name: str, folders: Callable[[str], tuple[Path, Path]], visit: Open) -> None:
     source, folder = folders(name)
-    page = visit(folder)
+    page = visit(folder, wait=name in ("bert", "mamba"))
     with open_tracer(source, ablate=True) as tracer:
         traced = tracer.trace(TEXT)
         assert page.evaluate("live.run.ids") == list(traced.ids)
@@ -124,7 +126,7 @@ def test_smollm2_explains_itself(smollm2_gguf: Path, tmp_path: Path, visit: Open
     write_live_page(smollm2_gguf, tmp_path / "page", javascript=str(MODULES))
     page = visit(tmp_path / "page")
     first = page.locator("table.likely tbody th").first
-    assert first.inner_text().strip() == "Rome"
+    assert first.inner_text().strip() == "Paris"
     page.fill("#text", "The capital of Germany is")
     settle(page)
     assert first.inner_text().strip() == "Berlin"

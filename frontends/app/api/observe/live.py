@@ -22,7 +22,7 @@ from ..draw.pictures import build_drawing
 from ..source.sources import load_source
 
 OBSERVED = Ablate(mean=True), Expose("everything", tokens="chosen"), Dce(), Cse(), FoldConstants()
-TEXT = "The capital of France is Paris, and the capital of Italy is"
+TEXT = "The capital of France is"
 
 
 def write_live_page(

@@ -11,9 +11,10 @@ const live = {
 const viewers = new Set(); // functions that draw the newest run
 
 const pending = new Map();
-function send(message) {
-  const id = pending.size ? Math.max(...pending.keys()) + 1 : 0;
-  live.worker.postMessage({ id, ...message });
+let asked = 0;
+function send(message, worker = live.worker) {
+  const id = asked++;
+  worker.postMessage({ id, ...message });
   return new Promise((resolve, reject) => pending.set(id, { resolve, reject }));
 }
 
@@ -21,23 +22,36 @@ function redraw() {
   for (const draw of viewers) draw();
 }
 
-async function startLive() {
-  const threads = new URLSearchParams(location.search).get("threads");
-  live.worker = new Worker("./live.js", { type: "module" });
-  live.worker.onerror = (event) => { live.error = event.message || "live.js cannot be loaded: open the page from a server"; redraw(); };
-  live.worker.onmessage = ({ data: { id, progress, result, error } }) => {
+function newWorker() {
+  const worker = new Worker("./live.js", { type: "module" });
+  worker.onerror = (event) => { live.error = event.message || "live.js cannot be loaded: open the page from a server"; redraw(); };
+  worker.onmessage = ({ data: { id, progress, result, error } }) => {
     if (progress) {
       live.progress = `${(progress.loaded / 1e6).toFixed(0)} of ${(progress.total / 1e6).toFixed(0)} MB`;
-      redraw();
+      if (!live.facts) redraw();
       return;
     }
     const { resolve, reject } = pending.get(id);
     pending.delete(id);
     if (error) reject(Error(error)); else resolve(result);
   };
+  return worker;
+}
+
+// Starts with a model that is ready at once, and goes on with one that took seconds to open and answers in half the time.
+async function startLive() {
+  const given = new URLSearchParams(location.search).get("threads"), threads = given ? +given : undefined;
+  live.worker = newWorker();
   try {
-    live.facts = await send({ load: { threads: threads ? +threads : undefined } });
+    live.facts = await send({ load: { threads, quickly: true } });
     await ask();
+    while (performance.now() - lastAsked < IDLE) await new Promise((resolve) => setTimeout(resolve, IDLE / 4));
+    const fast = newWorker();
+    await send({ load: { threads } }, fast);
+    while (asking) await asking;
+    live.worker.terminate();
+    live.worker = fast;
+    live.fast = true;
   } catch (error) {
     live.error = error.message;
     redraw();
@@ -45,17 +59,19 @@ async function startLive() {
 }
 
 // Runs the model on the text, and without changes too if parts are scaled. A question during a run is asked after it.
-let asking = null, again = false;
+const IDLE = 2000; // milliseconds without a question
+let asking = null, again = false, lastAsked = 0;
 function ask() {
+  lastAsked = performance.now();
   if (asking) { again = true; return asking; }
   asking = (async () => {
     do {
       again = false;
-      const asked = { text: live.text, ids: live.ids, chosen: live.token ?? undefined, want: wanted() };
+      const question = { text: live.text, ids: live.ids, chosen: live.token ?? undefined, want: wanted() };
       try {
-        const key = JSON.stringify([asked.text, asked.ids, asked.chosen, asked.want]);
-        if (live.plain?.key !== key) live.plain = { ...(await send({ run: asked })), key };
-        live.run = live.scales.size ? await send({ run: { ...asked, inputs: inputsOf(live.plain) } }) : live.plain;
+        const key = JSON.stringify([question.text, question.ids, question.chosen, question.want]);
+        if (live.plain?.key !== key) live.plain = { ...(await send({ run: question })), key };
+        live.run = live.scales.size ? await send({ run: { ...question, inputs: inputsOf(live.plain) } }) : live.plain;
         live.error = "";
         await learnNames(live.plain, live.run);
       } catch (error) {
