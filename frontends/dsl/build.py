@@ -220,10 +220,9 @@ def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
                 _record_origin(self, builder.graph, name if leaf else "")
                 return call(self, *args, **kwargs)
         except WeftError as e:
-            if not getattr(e, "placed", False):
+            if not hasattr(e, "site"):  # only the innermost module adds its name, and its file and line if known
                 e = WeftError(f"{_describe_location(builder)}: {e}")
-                e.placed = True  # type: ignore[attr-defined]  # only the innermost module adds its name
-                e.site = getattr(self, "__weft_site__", None)  # type: ignore[attr-defined]  # its line, if it has one
+                vars(e)["site"] = getattr(self, "__weft_site__", None)
             raise e from None
         finally:
             builder.frames.pop()

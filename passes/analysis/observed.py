@@ -58,7 +58,7 @@ def list_layers(graph: Graph) -> list[LayerNodes]:
 
 
 def _list_returned(nodes: Iterable[Node]) -> list[Value]:
-    """Return the values of features per token that `nodes` compute and that other nodes, or the caller, read."""
+    """Return the float values of at least two axes that `nodes` compute and that other nodes, or the caller, read."""
     inside = dict.fromkeys(nodes)
     values = (v for n in inside for v in n.outputs if v.type.dtype.is_float and len(v.shape) > 1)
     return [v for v in values if v.is_output or any(user not in inside for user in v.users)]
@@ -123,7 +123,7 @@ def find_sublayer(name: str) -> str | None:
 @dataclass(frozen=True)
 class PartSite:
     """A `value` [.., features] of a part: `count` elements, such as heads, share its features. A part may have several
-    values, each with a `name` of its own."""
+    values, with different `name`s."""
 
     part: str
     name: str

@@ -59,7 +59,7 @@ async function unpack(response) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-// Token ids of a text, or of {text, ids}: `ids` are appended.
+// Token ids of a text; without a tokenizer the text lists them.
 const encode = text => (tokenizer ? tokenizer.encode(text).ids : text.split(/[\s,]+/).filter(Boolean).map(Number));
 const decode = ids => (tokenizer ? tokenizer.decode(ids, {skip_special_tokens: true}) : ids.join(" "));
 

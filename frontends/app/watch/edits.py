@@ -47,7 +47,7 @@ def list_numbers(code: bytes) -> list[DeclaredNumber]:
 
 
 def _list_named(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield (name, expression) of variables, then of arguments: inner names come later and win."""
+    """Yield (name, expression) for every assignment and call argument in `tree`, outer ones before inner ones."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             yield node.targets[0].id, node.value

@@ -72,7 +72,7 @@ class WatchServer:
         raise WeftError(f"there is no {question!r} here")
 
     def page(self) -> str:
-        """Return the HTML page."""
+        """Return the HTML text of the page, drawn from the newest version. Raise WeftError if none could be drawn."""
         drawing = self.watched.drawing
         if drawing is None:
             raise WeftError(self.watched.data["error"]["text"])
@@ -129,5 +129,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _render_error(text: str) -> str:
-    """Return a page that shows an error until the file can be drawn."""
+    """Return the HTML text of a page that shows an error, and loads itself again every second."""
     return f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><pre>{escape(text)}</pre>'

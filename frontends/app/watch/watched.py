@@ -168,12 +168,12 @@ def _summarize(kind: Any) -> str:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Return whether a pass can be ticked: it needs no argument."""
+    """Return whether the page lists the pass class `kind`: it has no required argument and is not for a target."""
     return not any(argument.required for argument in kind.arguments()) and kind.purpose != "Targets"
 
 
 def _describe_pass(name: str, kind: Any, report: Report) -> dict[str, Any]:
-    """Return a pass as data: its effect and summary, and if it ran, its rewrites and the evidence of its check."""
+    """Return JSON data about the pass `name`: effect, summary, purpose; if it ran, also rewrites and evidence."""
     described = {"name": name, "effect": kind.effect, "about": _summarize(kind), "purpose": kind.purpose}
     for record in report.records:
         if record.applied.name == name:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,12 @@ from weft.frontends.app.api.observe.trace import open_tracer
 
 from ...e2e.families import ROWS
 from ...e2e.head_models import BERT, save, tokenizer
+from ..folder_server import serve
 from ..node import MODULES
 
 TEXT = "the cat sat on the mat ."
 ROWS_SHOWN = ("mixtral", "mamba", "gpt-oss")  # experts; recurrences; windows with sinks
 Open = Callable[..., Page]
-
-
-class _Handler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture
@@ -39,10 +34,8 @@ def visit(browser: Browser) -> Iterator[Open]:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
 
     def visit(folder: Path, wait: bool = False) -> Page:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder)))
+        server, own = serve(folder, {})
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        own = f"http://127.0.0.1:{server.server_port}/"
         page.set_default_timeout(300_000)  # a watchdog only
         allowed = (own, f"blob:{own}", "data:")
         page.context.on("request", lambda asked: None if asked.url.startswith(allowed) else said.append(asked.url))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,24 +16,13 @@ import weft
 
 from ...e2e.families import ROWS
 from ...e2e.head_models import BERT, save, tokenizer
+from ..folder_server import serve
 from ..node import MODULES
 
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 MOST_BYTES = 115_000_000  # of the folder of SmolLM2
 FIRST_TOKEN = 3.0  # seconds
 Open = Callable[..., Page]
-
-
-class _Handler(SimpleHTTPRequestHandler):
-    headers_sent: dict[str, str] = ISOLATED
-
-    def end_headers(self) -> None:
-        for name, value in self.headers_sent.items():
-            self.send_header(name, value)
-        super().end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture
@@ -47,11 +33,8 @@ def visit(browser: Browser) -> Iterator[Open]:
     page = browser.new_page()
 
     def visit(folder: Path, isolated: bool = True, query: str = "") -> Page:
-        handler = type("Handler", (_Handler,), {"headers_sent": ISOLATED if isolated else {}})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
+        server, own = serve(folder, ISOLATED if isolated else {})
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        own = f"http://127.0.0.1:{server.server_port}/"
         page.set_default_timeout(300_000)  # a watchdog only
         allowed = (own, f"blob:{own}", "data:")
         page.context.on("request", lambda asked: None if asked.url.startswith(allowed) else said.append(asked.url))

@@ -75,7 +75,7 @@ def _render(name: str, variables: Facts) -> dict[str, Any]:
 
 @functools.cache
 def _read_texts() -> dict[str, tuple[str, str]]:
-    """Return the (title, template) of every step by name."""
+    """Return a dict from the name of a step to its title and the Jinja template of its text."""
     text = (files(__package__) / "templates" / "tour.md.j2").read_text(encoding="utf-8")
     parts = re.split(r"^# ([\w-]+): (.+)$", text, flags=re.MULTILINE)[1:]
     return {name: (title, body) for name, title, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)}

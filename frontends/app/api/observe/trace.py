@@ -51,7 +51,7 @@ class TextTrace:
 
 
 class Tracer:
-    """A model that is open to be traced; `inputs` are the names and types of the parts that a trace can scale."""
+    """An open model whose values `trace` returns; `inputs` maps the parts that a trace can scale to their types."""
 
     def __init__(self, graph: Graph, tokenizer: Tokenizer | None, run: Run) -> None:
         self.graph, self._tokenizer, self._run = graph, tokenizer, run

@@ -40,7 +40,7 @@ def test_a_folder_has_the_page_and_its_model(checkpoint: Path, tmp_path: Path) -
     assert kinds >= {"logits", "attention", "residual", "routes", "heads", "sublayers", "parts"}
     assert {name.split(".")[1] for name in report.graph.inputs if "." in name} == {"heads", "experts", "sublayers"}
     assert (tmp_path / "page/live.json").is_file() and (tmp_path / "page/model.onnx_data").is_file()
-    write_live_page(checkpoint, tmp_path / "page")  # in place of its own folder
+    write_live_page(checkpoint, tmp_path / "page")  # replaces the folder
 
 
 def test_models_without_weights_or_a_text_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, GatedMLP, Mamba, MoE, RMSNorm
-from weft.frontends.app.api.observe.trace import open_tracer, trace_text
+from weft.frontends.app.api.observe.trace import Scales, open_tracer, trace_text
 from weft.ir import WeftError
 
 IDS = [3, 1, 4, 1, 5, 9]
@@ -44,13 +44,14 @@ def test_scaled_parts() -> None:
         heads = [tracer.trace(IDS, {"heads.layers.1.attn": factors}) for factors in ({2: 0.0}, [1, 1, 0, 1])]
         np.testing.assert_array_equal(*(t.values["logits"] for t in heads))
         assert np.abs(heads[0].of("residual")["layers.1"] - plain["layers.1"]).max() > 1e-6
-        for scales, why in (
+        refused: tuple[tuple[Scales, str], ...] = (
             ({"heads.layers.1.atn": 0.0}, r"unknown part 'heads.layers.1.atn'; did you mean heads.layers.1.attn"),
             ({"heads.layers.1.attn": {4: 0.0}}, r"heads.layers.1.attn has no 4: it has 4, from 0 on"),
             ({"heads.layers.1.attn": [0.0, 1.0]}, r"heads.layers.1.attn takes 4 factors, not 2"),
-        ):
+        )
+        for scales, why in refused:
             with pytest.raises(WeftError, match=why):
-                tracer.trace(IDS, scales)  # type: ignore[arg-type]  # of several types
+                tracer.trace(IDS, scales)
 
 
 def test_an_encoder_decoder_reads_a_source() -> None:
