@@ -107,7 +107,7 @@ let drawnMap = null; // the layout that the map shows
 
 function showMap() {
   const { clientWidth: w, clientHeight: h } = picture;
-  map.hidden = Math.min(1, w / at.k / root.width) * Math.min(1, h / at.k / root.height) > 0.6;
+  map.hidden = w < 480 || Math.min(1, w / at.k / root.width) * Math.min(1, h / at.k / root.height) > 0.6;
   if (map.hidden) return;
   const k = Math.min(100 / root.width, Math.min(240, h - 140) / root.height), across = Math.max(k, 28 / root.width);
   if (drawnMap !== root) drawMap(across, k);
